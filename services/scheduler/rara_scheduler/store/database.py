@@ -1,0 +1,155 @@
+"""Connections to PostgreSQL: two bounded pools, and one translation of what can go wrong with them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from typing import TypeAlias
+
+import asyncpg
+
+from rara_scheduler.domain.errors import Code, Fault
+
+# What the pools hand out. An alias, since the driver's own name says little.
+Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+
+
+class Lane(StrEnum):
+    """Which pool a statement takes its connection from."""
+
+    CALLS = "calls"  # API calls: may be many, may wait
+    ENGINE = "engine"  # lease, commit, heartbeat, reclaim: must not stand behind calls
+
+
+class StoreUnavailable(Fault):
+    """PostgreSQL is away, restarting, read-only, full or unreachable: nothing was decided, try again."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(Code.STORE_UNAVAILABLE, f"the database does not answer: {cause}", retry_after_s=1.0)
+
+
+class PoolTimeout(Fault):
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(
+            Code.POOL_TIMEOUT, f"no database connection was free within {waited_s:g} s", retry_after_s=0.5
+        )
+
+
+class Conflict(Exception):
+    """SQLSTATE class 40 (deadlock, serialization): the transaction had no effect and may be repeated."""
+
+
+class DataRefused(Exception):
+    """SQLSTATE class 22 or 23: the data itself cannot be stored. Repeating it cannot help."""
+
+    def __init__(self, sqlstate: str, message: str) -> None:
+        super().__init__(f"{sqlstate}: {message}")
+        self.sqlstate = sqlstate
+
+
+def _translate(error: asyncpg.PostgresError) -> Exception:
+    state = getattr(error, "sqlstate", None) or ""
+    if state[:2] == "40":
+        return Conflict(str(error))
+    if state[:2] in ("22", "23"):
+        return DataRefused(state, str(error))
+    # 08 connection, 53 resources, 57 operator intervention (a cancelled statement too), 55P03 lock not available,
+    # 25006 read-only transaction (a demoted primary, a full disk's safety switch), 58 system error
+    if state[:2] in ("08", "53", "57", "58") or state in ("55P03", "25006"):
+        return StoreUnavailable(f"{state} {type(error).__name__}")
+    return error
+
+
+@asynccontextmanager
+async def translated_errors() -> AsyncIterator[None]:
+    """Turn the driver's errors into StoreUnavailable, Conflict or DataRefused; bugs of ours pass unchanged."""
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        translated = _translate(error)
+        if translated is error:
+            raise
+        raise translated from error
+    except asyncpg.InterfaceError as error:
+        # A connection that was closed under us; the driver has no narrower class for it.
+        raise StoreUnavailable(type(error).__name__) from error
+    except (ConnectionError, OSError) as error:
+        raise StoreUnavailable(type(error).__name__) from error
+
+
+class Database:
+    """Pools of the scheduler. `open` connects lazily, so that a start does not need PostgreSQL to be up."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        call_connections: int = 6,
+        engine_connections: int = 5,
+        acquire_timeout_s: float = 5.0,
+        statement_timeout_s: float = 20.0,
+        lock_timeout_s: float = 5.0,
+    ) -> None:
+        self._dsn = dsn
+        self._sizes = {Lane.CALLS: call_connections, Lane.ENGINE: engine_connections}
+        self._pools: dict[Lane, asyncpg.Pool] = {}
+        self._acquire_timeout_s = acquire_timeout_s
+        self._command_timeout_s = statement_timeout_s + 5.0
+        self._server_settings = {
+            "application_name": "rara-scheduler",
+            "jit": "off",  # compiling a statement costs more than any of ours takes
+            "timezone": "UTC",
+            "statement_timeout": str(int(statement_timeout_s * 1000)),
+            "lock_timeout": str(int(lock_timeout_s * 1000)),
+            "idle_in_transaction_session_timeout": str(int(statement_timeout_s * 1000)),
+        }
+
+    async def open(self) -> None:
+        for lane, size in self._sizes.items():
+            self._pools[lane] = await asyncpg.create_pool(
+                self._dsn,
+                min_size=0,
+                max_size=size,
+                command_timeout=self._command_timeout_s,
+                timeout=self._acquire_timeout_s,
+                server_settings=self._server_settings | {"application_name": f"rara-scheduler {lane}"},
+                max_inactive_connection_lifetime=300.0,
+            )
+
+    async def close(self, *, timeout_s: float = 5.0) -> None:
+        """Close both pools; connections still in use after `timeout_s` are terminated."""
+        for pool in self._pools.values():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await pool.close()
+            except TimeoutError:
+                pool.terminate()
+        self._pools.clear()
+
+    @asynccontextmanager
+    async def connection(self, lane: Lane = Lane.CALLS) -> AsyncIterator[Connection]:
+        """A connection outside any transaction. Raises PoolTimeout, or what `translated_errors` lists."""
+        pool = self._pools[lane]
+        async with translated_errors():
+            try:
+                connection = await pool.acquire(timeout=self._acquire_timeout_s)
+            except TimeoutError:
+                raise PoolTimeout(self._acquire_timeout_s) from None
+            except asyncpg.ProtocolViolationError as error:
+                raise Fault(
+                    Code.POOLER_UNSUPPORTED,
+                    "a connection pooler stands before the database and refuses session settings; "
+                    f"use a direct address: {error}",
+                ) from error
+            try:
+                yield connection
+            except TimeoutError as error:  # the driver's own bound on one statement
+                raise StoreUnavailable("statement took too long") from error
+            finally:
+                await pool.release(connection, timeout=self._acquire_timeout_s)
+
+    @asynccontextmanager
+    async def transaction(self, lane: Lane = Lane.CALLS) -> AsyncIterator[Connection]:
+        """A READ COMMITTED transaction; nothing but SQL may be awaited inside."""
+        async with self.connection(lane) as connection, connection.transaction():
+            yield connection
