@@ -1,0 +1,43 @@
+"""Typed asyncio client of Rara's API: the generated messages, without the boilerplate around them."""
+
+from rara_client.client import Client
+from rara_client.errors import (
+    AlreadyExists,
+    ArtifactMismatch,
+    CallTimeout,
+    DefinitionInvalid,
+    FieldViolation,
+    IdempotencyConflict,
+    InvalidArgument,
+    NotAllowed,
+    NotFound,
+    PayloadInvalid,
+    RaraError,
+    Refused,
+    RevisionCompacted,
+    SecretInPayload,
+    Unauthenticated,
+    Unavailable,
+)
+from rara_client.pacing import Pacing
+
+__all__ = [
+    "AlreadyExists",
+    "ArtifactMismatch",
+    "CallTimeout",
+    "Client",
+    "DefinitionInvalid",
+    "FieldViolation",
+    "IdempotencyConflict",
+    "InvalidArgument",
+    "NotAllowed",
+    "NotFound",
+    "Pacing",
+    "PayloadInvalid",
+    "RaraError",
+    "Refused",
+    "RevisionCompacted",
+    "SecretInPayload",
+    "Unauthenticated",
+    "Unavailable",
+]

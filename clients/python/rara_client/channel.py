@@ -1,0 +1,42 @@
+"""The connection to a scheduler."""
+
+import ipaddress
+from typing import Final
+
+import grpc
+import grpc.aio
+
+# A run with 1,000 steps and the largest payloads that a list keeps is over gRPC's default of 4 MiB.
+_MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+
+
+def is_loopback(target: str) -> bool:
+    """Whether the address stays on this machine."""
+    if target.startswith("unix:"):
+        return True
+    host = target.rpartition(":")[0].strip("[]") or target
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_channel(
+    target: str, *, credentials: grpc.ChannelCredentials | None, user_agent: str
+) -> grpc.aio.Channel:
+    """A channel that reconnects within seconds; it connects at the first call."""
+    options: list[tuple[str, str | int]] = [
+        ("grpc.primary_user_agent", user_agent),
+        ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 5000),
+    ]
+    if is_loopback(target):
+        # gRPC would send even 127.0.0.1 to the proxy that http_proxy names.
+        options.append(("grpc.enable_http_proxy", 0))
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, credentials, options=options)
