@@ -195,7 +195,7 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 
 def _fields(message: Descriptor) -> Mapping[str, FieldDescriptor]:
-    return cast("Mapping[str, FieldDescriptor]", message.fields_by_name)  # the stubs add a private type
+    return message.fields_by_name
 
 
 def _writable(fields: Mapping[str, FieldDescriptor], path: str) -> list[str]:

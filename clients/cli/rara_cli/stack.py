@@ -1,0 +1,226 @@
+"""A whole Rara on this machine: an embedded PostgreSQL, a scheduler and an executor, each its own process.
+
+For trying out and for tests. Everything is kept in one folder: `postgres/`, `blobs/`, `logs/`. The parts end
+with the process that started them, also when that is killed (on Linux, by the parent-death signal).
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from rara_scheduler.embedded import EmbeddedPostgres
+
+from rara_cli.part import Part, PartFailed, PartSpec
+
+DEFAULT_MODULES: Final = ("knowledge_pipeline.operations",)
+_SCHEDULER_READY: Final = re.compile(r"rara-scheduler listening on (?P<address>\S+)")
+_EXECUTOR_READY: Final = re.compile(r"rara-executor (?P<name>\S+) connected to (?P<address>\S+)")
+
+
+class PortTaken(Exception):
+    """Something else listens on the port that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackSettings:
+    """What to run.
+
+    directory: where all data is kept.
+    port: of the scheduler; 0 takes a free one, and keeps it over restarts.
+    modules: Python modules with the operations that the executor offers.
+    env: settings of the parts, `RARA_LEASE_S` for example; win over those of this process.
+    database_url: a PostgreSQL to use instead of the embedded one.
+    with_executor: without, only database and scheduler are started.
+    """
+
+    directory: Path
+    port: int = 0
+    modules: tuple[str, ...] = DEFAULT_MODULES
+    executor_name: str = "dev"
+    slots: int = 4
+    env: Mapping[str, str] = field(default_factory=dict)
+    database_url: str | None = None
+    with_executor: bool = True
+
+
+class Stack:
+    """Starts the parts in order, keeps them running, and stops them in the opposite order.
+
+    A part that dies is started again (see Part). When one is given up, `wait` raises; the others go on until
+    `stop`. Use it as an async context manager, or call `start` and `stop`.
+    """
+
+    def __init__(self, settings: StackSettings, *, report: Callable[[str], None] | None = None) -> None:
+        self.settings = settings
+        self.address = ""
+        self._report = report or (lambda _line: None)
+        self._postgres: EmbeddedPostgres | None = None
+        self._scheduler: Part | None = None
+        self._executor: Part | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def dsn(self) -> str:
+        """Of the database."""
+        if self.settings.database_url is not None:
+            return self.settings.database_url
+        if self._postgres is None:
+            raise RuntimeError("the stack is not started")
+        return self._postgres.dsn
+
+    @property
+    def logs(self) -> Path:
+        """The folder with one log for each part."""
+        return self.settings.directory / "logs"
+
+    @property
+    def scheduler(self) -> Part:
+        if self._scheduler is None:
+            raise RuntimeError("the stack is not started")
+        return self._scheduler
+
+    @property
+    def executor(self) -> Part:
+        if self._executor is None:
+            raise RuntimeError("the stack is not started, or without an executor")
+        return self._executor
+
+    async def start(self) -> None:
+        """Start all parts; returns when the executor has connected.
+
+        Raises PortTaken, PartFailed and EmbeddedPostgresError, with nothing left running.
+        """
+        settings = self.settings
+        if settings.port:
+            _refuse_taken(settings.port)
+        settings.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            if settings.database_url is None:
+                self._report("starting PostgreSQL")
+                self._postgres = EmbeddedPostgres(settings.directory.absolute() / "postgres")
+                await self._postgres.start()
+            self._report("starting the scheduler")
+            self._scheduler = Part(self._scheduler_spec(settings.port), report=self._report)
+            self.address = (await self._scheduler.start())["address"]
+            # Executors and clients find it at the same place after a restart.
+            self._scheduler.spec = self._scheduler_spec(int(self.address.rpartition(":")[2]))
+            if settings.with_executor:
+                self._report("starting the executor")
+                self._executor = Part(self._executor_spec(), report=self._report)
+                await self._executor.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop the executor, then the scheduler, then the database. Stopping twice is harmless."""
+        executor, self._executor = self._executor, None
+        scheduler, self._scheduler = self._scheduler, None
+        postgres, self._postgres = self._postgres, None
+        async with (
+            contextlib.AsyncExitStack() as order
+        ):  # each is stopped, whatever stopping the others brings
+            if postgres is not None:
+                order.push_async_callback(postgres.stop)
+            if scheduler is not None:
+                order.push_async_callback(scheduler.stop)
+            if executor is not None:
+                order.push_async_callback(executor.stop)
+
+    def interrupt(self) -> None:
+        """Kill scheduler and executor at once; `stop` is still to be called, and is quick then."""
+        for part in (self._executor, self._scheduler):
+            if part is not None:
+                part.interrupt()
+
+    async def wait(self) -> None:
+        """Wait for ever; raises PartFailed when a part is given up."""
+        waits = [
+            asyncio.create_task(part.ended(), name=f"end of {part.spec.name}")
+            for part in (self._scheduler, self._executor)
+            if part is not None
+        ]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def kill_executor(self, *, restart: bool = True) -> int:
+        """SIGKILL the executor; its process id. It comes back by itself, or with `restart_executor`."""
+        return await self.executor.kill(restart=restart)
+
+    async def kill_scheduler(self, *, restart: bool = True) -> int:
+        """SIGKILL the scheduler; its process id. It comes back by itself, or with `restart_scheduler`."""
+        return await self.scheduler.kill(restart=restart)
+
+    async def restart_executor(self) -> None:
+        """Bring back a killed executor, or wait for the one that comes back; returns when it has connected."""
+        await self.executor.revive()
+
+    async def restart_scheduler(self) -> None:
+        """Bring back a killed scheduler, or wait for the one that comes back; returns when it serves."""
+        await self.scheduler.revive()
+
+    def _scheduler_spec(self, port: int) -> PartSpec:
+        directory = self.settings.directory.absolute()
+        own = {
+            "RARA_DATABASE_URL": self.dsn,
+            "RARA_LISTEN": f"127.0.0.1:{port}",
+            "RARA_MIGRATE": "true",
+            "RARA_BLOB_STORE": f"file://{directory / 'blobs'}",
+        }
+        return self._spec("scheduler", "rara_scheduler", own, _SCHEDULER_READY)
+
+    def _executor_spec(self) -> PartSpec:
+        own = {
+            "RARA_SCHEDULER": self.address,
+            "RARA_EXECUTOR_MODULES": ",".join(self.settings.modules),
+            "RARA_EXECUTOR_NAME": self.settings.executor_name,
+            "RARA_EXECUTOR_SLOTS": str(self.settings.slots),
+        }
+        return self._spec("executor", "rara_executor", own, _EXECUTOR_READY)
+
+    def _spec(self, name: str, module: str, own: Mapping[str, str], ready: re.Pattern[str]) -> PartSpec:
+        defaults = {"RARA_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1"}
+        return PartSpec(
+            name=name,
+            command=(sys.executable, "-m", module),
+            env={**defaults, **os.environ, **own, **self.settings.env},
+            ready=ready,
+            log=self.logs / f"{name}.log",
+        )
+
+
+def _refuse_taken(port: int) -> None:
+    """gRPC shares a port between servers without a word, so a second scheduler would get half of the calls."""
+    with socket.socket() as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do: a closed one's rest is fine
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise PortTaken(f"port {port} is taken ({error.strerror}): choose another with --port") from None
+
+
+__all__ = ["DEFAULT_MODULES", "PartFailed", "PortTaken", "Stack", "StackSettings"]
