@@ -1,0 +1,185 @@
+"""The fault proxy does to a connection what it says, and nothing else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from support.fault_proxy import Direction, End, FaultProxy
+
+_WAIT_S = 5.0
+_SILENCE_S = 0.15  # long enough on a loaded machine for a byte to have arrived on the loopback
+
+
+@asynccontextmanager
+async def echo_server() -> AsyncIterator[int]:
+    """A server that returns each byte; its port."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def receive(self, count: int) -> bytes:
+        async with asyncio.timeout(_WAIT_S):
+            return await self.reader.readexactly(count)
+
+    async def rest(self) -> bytes:
+        async with asyncio.timeout(_WAIT_S):
+            return await self.reader.read()
+
+    async def is_silent(self) -> bool:
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                return not await self.reader.read(1)
+        except TimeoutError:
+            return True
+
+
+@asynccontextmanager
+async def proxied_client() -> AsyncIterator[tuple[FaultProxy, Client]]:
+    async with echo_server() as port, FaultProxy("127.0.0.1", port) as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        client = Client(reader, writer)
+        try:
+            await client.send(b"hello")
+            assert await client.receive(5) == b"hello"
+            yield proxy, client
+        finally:
+            writer.close()
+
+
+async def test_bytes_pass_unchanged_and_an_end_is_passed_on() -> None:
+    async with proxied_client() as (proxy, client):
+        data = bytes(range(256)) * 4096
+        sending = asyncio.create_task(client.send(data))
+        assert await client.receive(len(data)) == data
+        await sending
+        client.writer.write_eof()
+        assert await client.rest() == b""
+        assert proxy.accepted == 1
+
+
+async def test_cut_is_an_orderly_end_and_a_new_connection_works() -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.cut()
+        assert await client.rest() == b""
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        again = Client(reader, writer)
+        await again.send(b"x")
+        assert await again.receive(1) == b"x"
+        await proxy.wait_accepted(2)
+        writer.close()
+
+
+async def test_reset_is_felt_as_a_reset() -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.reset()
+        with pytest.raises(ConnectionResetError):
+            await client.rest()
+
+
+async def test_a_stall_loses_nothing_and_tells_nobody() -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.stall(Direction.TO_CLIENT)
+        await client.send(b"abc")
+        assert await client.is_silent()
+        assert proxy.open_links == 1
+        proxy.resume()
+        assert await client.receive(3) == b"abc"
+
+
+async def test_delay_holds_bytes_back() -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.delay(0.1)
+        started = asyncio.get_running_loop().time()
+        await client.send(b"abc")
+        assert await client.receive(3) == b"abc"
+        assert asyncio.get_running_loop().time() - started >= 0.2  # once each way
+
+
+async def test_a_forgotten_idle_connection_swallows_bytes() -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.drop_idle(0.05)
+        assert await client.is_silent()
+        await client.send(b"abc")
+        assert await client.is_silent()
+        assert proxy.open_links == 1
+
+
+async def test_an_idle_connection_can_be_reset_instead() -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.drop_idle(0.05, End.RESET)
+        with pytest.raises(ConnectionResetError):
+            await client.rest()
+
+
+async def test_a_connection_is_cut_at_the_nth_byte() -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.cut_after(5 + 3, Direction.TO_CLIENT)  # 5 have passed already
+        await client.send(b"abcdef")
+        assert await client.rest() == b"abc"
+        assert proxy.triggered.is_set()
+
+
+@pytest.mark.parametrize(("with_pattern", "left"), [(False, b"ab"), (True, b"abcd")])
+async def test_a_connection_is_cut_where_a_pattern_passes(with_pattern: bool, left: bytes) -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.cut_at(b"cd", Direction.TO_CLIENT, with_pattern=with_pattern)
+        await client.send(b"abcdef")
+        assert await client.rest() == left
+        assert proxy.triggered.is_set()
+
+
+async def test_a_pattern_that_comes_in_two_pieces_is_found() -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.cut_at(b"cd", Direction.TO_SERVER)
+        await client.send(b"abc")
+        assert await client.receive(3) == b"abc"
+        await client.send(b"def")
+        assert await client.rest() == b""
+        assert proxy.triggered.is_set()
+
+
+async def test_refused_connections_are_reset_until_resumed() -> None:
+    async with proxied_client() as (proxy, client):
+        proxy.refuse()
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        with pytest.raises(ConnectionResetError):
+            await Client(reader, writer).rest()
+        await client.send(b"still")
+        assert await client.receive(5) == b"still"
+        proxy.resume()
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        await Client(reader, writer).send(b"again")
+        assert await Client(reader, writer).receive(5) == b"again"
+        writer.close()
+
+
+async def test_a_server_that_is_away_looks_like_a_reset() -> None:
+    async with echo_server() as port:
+        pass
+    async with FaultProxy("127.0.0.1", port) as proxy:
+        reader, _ = await asyncio.open_connection("127.0.0.1", proxy.port)
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
