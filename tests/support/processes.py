@@ -120,7 +120,7 @@ class Process:
 
     async def _exit(self) -> int:
         # Not Process.wait(): that waits for the end of standard output too, which a surviving child holds open.
-        while (code := self._process.returncode) is None:
+        while (code := self._process.returncode) is None:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(_LOOK_S)
         return code
 

@@ -38,7 +38,7 @@ async def test_a_frozen_process_and_its_children_are_gone_at_the_end(tmp_path: P
         child = int((await process.expect_line(r"child (\d+)")).group(1))
         process.freeze()
         async with asyncio.timeout(5):
-            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         assert not _is_gone(child)
     assert _is_gone(process.pid)
