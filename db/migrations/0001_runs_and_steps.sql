@@ -111,6 +111,7 @@ create table rara.step_run (
     route_id int not null,
     retry_of_step_run_id uuid, -- in a retried run: the step whose idempotency key, effects and checkpoint go on
     idempotency_key text not null, -- equal on every attempt
+    schedule_timeout interval, -- longest wait for a capable executor, each time it becomes leasable
     unique (workflow_run_id, step_name)
 );
 
@@ -181,6 +182,8 @@ create table rara.lease (
     expires_at timestamptz not null check (expires_at > granted_at),
     accepted_at timestamptz,
     started_at timestamptz, -- null: leased; else running
+    attempt_deadline timestamptz, -- from attempt_timeout, counted from started_at
+    progress_timeout interval, -- longest silence while running
     progress_at timestamptz, -- when it last moved
     last_sequence bigint not null default 0 check (last_sequence >= 0),
     gaps int not null default 0 check (gaps >= 0), -- sequence numbers below last_sequence that never came

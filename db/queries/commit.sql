@@ -1,0 +1,247 @@
+-- What turns reports about leases into stored history, states and results. One transaction runs:
+-- lock_batch, decide (in domain/attempt.py), [lock_blobs, known_sequences, cascades], apply_batch,
+-- [record_*, release_dependants].
+
+-- name: lock_batch
+-- The runs $1 and then the leases of the steps $2: in this order everywhere, each by id.
+-- Under READ COMMITTED both come back as they are after the wait; a lease that is gone is simply not there.
+with runs as materialized (
+    select workflow_run_id, state, revision, steps_total, steps_succeeded, steps_failed, steps_cancelled,
+           on_failure, cancel_reason, definition, definition_version, failed_step_run_id
+      from rara.workflow_run
+     where workflow_run_id = any($1::uuid[])
+     order by workflow_run_id
+       for no key update
+), leases as materialized (
+    select l.*
+      from rara.lease l
+     where l.step_run_id = any($2::uuid[])
+       and (select count(*) from runs) >= 0 -- evaluated first, and whole: no lease is locked before the last run
+     order by l.step_run_id
+       for update
+)
+select l.step_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings, l.executor_id::text,
+       l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
+       l.last_sequence, l.gaps, l.cancel_reason as lease_cancel_reason,
+       l.expires_at <= now() as expired,
+       l.granted_at <= now() - make_interval(secs => $3::float8) as accept_overdue,
+       s.step_name, s.idempotency_key,
+       r.workflow_run_id::text, r.state as run_state, r.revision, r.steps_total, r.steps_succeeded,
+       r.steps_failed, r.steps_cancelled, r.on_failure, r.cancel_reason as run_cancel_reason, r.definition,
+       r.definition_version, r.failed_step_run_id::text
+  from leases l
+  join runs r on r.workflow_run_id = l.workflow_run_id
+  join rara.step_run s on s.step_run_id = l.step_run_id;
+
+-- name: lock_runs
+-- The same for runs alone.
+select workflow_run_id::text, state as run_state, revision, steps_total, steps_succeeded, steps_failed,
+       steps_cancelled, on_failure, cancel_reason as run_cancel_reason, definition, definition_version,
+       failed_step_run_id::text
+  from rara.workflow_run
+ where workflow_run_id = any($1::uuid[])
+ order by workflow_run_id
+   for no key update;
+
+-- name: lock_runs_skip_locked
+-- For sweeps: a run that somebody is at work on is left for the next turn.
+select workflow_run_id::text, state as run_state, revision, steps_total, steps_succeeded, steps_failed,
+       steps_cancelled, on_failure, cancel_reason as run_cancel_reason, definition, definition_version,
+       failed_step_run_id::text
+  from rara.workflow_run
+ where workflow_run_id = any($1::uuid[])
+ order by workflow_run_id
+   for no key update skip locked;
+
+-- name: known_sequences
+-- Which of the numbers $4 of one attempt are stored.
+select sequence
+  from rara.step_event
+ where granted_on = $1::date and step_run_id = $2::uuid and attempt = $3::int and sequence = any($4::bigint[]);
+
+-- name: classify_late
+-- Events (step $1, token $2, sequence $3) under tokens that hold no lease now: is each stored already?
+-- A fresh statement, so that what another scheduler has just committed is seen.
+with late as (
+    select step_run_id, lease_token, sequence, n
+      from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality t(step_run_id, lease_token, sequence, n)
+), closed as (
+    select t.n, t.step_run_id, t.sequence, x.granted_on, x.attempt, x.last_sequence
+      from late t
+      join rara.result x on x.step_run_id = t.step_run_id and x.lease_token = t.lease_token
+    union all
+    select t.n, t.step_run_id, t.sequence, a.granted_on, a.attempt, a.last_sequence
+      from late t
+      join rara.step_attempt a on a.step_run_id = t.step_run_id and a.lease_token = t.lease_token
+)
+select c.n::int, c.last_sequence,
+       exists (select from rara.step_event e
+                where e.granted_on = c.granted_on and e.step_run_id = c.step_run_id
+                  and e.attempt = c.attempt and e.sequence = c.sequence) as stored
+  from closed c;
+
+-- name: lock_blobs
+-- Blobs that a manifest names, held against garbage collection until the commit.
+select sha256, size_bytes
+  from rara.blob
+ where sha256 = any($1::text[]) and marked_at is null
+ order by sha256
+   for share;
+
+-- name: apply_batch
+-- Everything that one set of decisions writes: events, leases that go on, leases that end, runs.
+-- The rows were locked by lock_batch; the tokens guard all the same.
+with event as (
+    insert into rara.step_event (granted_on, step_run_id, attempt, sequence, type, body)
+    select * from unnest($1::date[], $2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::bytea[])
+        on conflict do nothing
+), going_on as (
+    update rara.lease l
+       set accepted_at = case when g.accept then coalesce(l.accepted_at, now()) else l.accepted_at end,
+           expires_at = case when g.accept and l.accepted_at is null
+                             then greatest(l.expires_at, now() + make_interval(secs => $18::float8))
+                             else l.expires_at end,
+           started_at = case when g.start then coalesce(l.started_at, now()) else l.started_at end,
+           attempt_deadline = case when g.start and l.started_at is null and g.attempt_timeout_s is not null
+                                   then now() + make_interval(secs => g.attempt_timeout_s)
+                                   else l.attempt_deadline end,
+           progress_timeout = case when g.start and l.started_at is null and g.progress_timeout_s is not null
+                                   then make_interval(secs => g.progress_timeout_s)
+                                   else l.progress_timeout end,
+           progress_at = case when g.moved then now() else l.progress_at end,
+           last_sequence = g.last_sequence,
+           gaps = g.gaps,
+           cancel_delivered_at = case when g.receipt and l.cancel_requested_at is not null
+                                      then coalesce(l.cancel_delivered_at, now())
+                                      else l.cancel_delivered_at end,
+           revision = g.revision
+      from unnest($7::uuid[], $8::bigint[], $9::bool[], $10::bool[], $11::bigint[], $12::int[], $13::bool[],
+                  $14::bool[], $15::bigint[], $16::float8[], $17::float8[])
+           g(step_run_id, lease_token, accept, start, last_sequence, gaps, moved, receipt, revision,
+             attempt_timeout_s, progress_timeout_s)
+     where l.step_run_id = g.step_run_id and l.lease_token = g.lease_token
+), ended as (
+    delete from rara.lease l
+     using unnest($19::uuid[], $20::bigint[], $21::text[], $22::text[], $23::bool[], $24::int[], $25::int[],
+                  $26::float8[], $27::bytea[], $28::text[], $29::bigint[], $30::int[], $31::bool[], $32::bool[],
+                  $33::bool[], $34::bigint[], $35::float8[])
+           c(step_run_id, lease_token, outcome, reason, spent, failures, free_endings, delay_s, output, error,
+             last_sequence, gaps, accepted, started, confirmed, revision, schedule_timeout_s)
+     where l.step_run_id = c.step_run_id and l.lease_token = c.lease_token
+    returning l.step_run_id, l.workflow_run_id, l.route_id, l.lease_token, l.attempt, l.executor_id,
+              l.released_at, l.deadline, l.granted_at, l.granted_on, l.cancel_requested_at, l.cancel_reason,
+              l.cancel_delivered_at,
+              case when c.accepted then coalesce(l.accepted_at, now()) else l.accepted_at end as accepted_at,
+              case when c.started then coalesce(l.started_at, now()) else l.started_at end as started_at,
+              c.outcome, c.reason, c.spent, c.failures, c.free_endings, c.delay_s, c.output,
+              c.error::jsonb as error, c.last_sequence, c.gaps, c.confirmed, c.revision, c.schedule_timeout_s
+), closed as (
+    insert into rara.result (step_run_id, workflow_run_id, state, reason, revision, attempt, failures, lease_token,
+                             executor_id, granted_at, granted_on, accepted_at, started_at, last_sequence, gaps,
+                             spent, cancel_requested_at, cancel_reason, cancel_delivered_at, cancel_confirmed_at,
+                             released_at, deadline, output, error, ended_at)
+    select step_run_id, workflow_run_id, outcome, reason, revision, attempt, failures, lease_token,
+           executor_id, granted_at, granted_on, accepted_at, started_at, last_sequence, gaps,
+           spent, cancel_requested_at, cancel_reason, cancel_delivered_at,
+           case when confirmed and cancel_requested_at is not null then now() end,
+           released_at, deadline, output, error, now()
+      from ended
+     where outcome in ('succeeded', 'terminal_failed', 'cancelled')
+    returning step_run_id
+), attempted as (
+    insert into rara.step_attempt (granted_on, step_run_id, attempt, lease_token, executor_id, reason, spent, error,
+                                   last_sequence, gaps, granted_at, accepted_at, started_at, ended_at,
+                                   cancel_requested_at, cancel_reason)
+    select granted_on, step_run_id, attempt, lease_token, executor_id, reason, spent, error,
+           last_sequence, gaps, granted_at, accepted_at, started_at, now(), cancel_requested_at, cancel_reason
+      from ended
+     where outcome in ('ready', 'waiting')
+), again as (
+    insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, attempt, failures, free_endings,
+                            reason, released_at, deadline, schedule_deadline, revision)
+    select route_id, now(), step_run_id, workflow_run_id, attempt, failures, free_endings, reason, released_at,
+           deadline, now() + make_interval(secs => schedule_timeout_s), revision
+      from ended
+     where outcome = 'ready'
+), later as (
+    insert into rara.waiting (step_run_id, workflow_run_id, route_id, available_at, attempt, failures, free_endings,
+                              reason, released_at, deadline, revision)
+    select step_run_id, workflow_run_id, route_id, now() + make_interval(secs => delay_s), attempt, failures,
+           free_endings, reason, released_at, deadline, revision
+      from ended
+     where outcome = 'waiting'
+), run as (
+    update rara.workflow_run w
+       set state = r.state,
+           revision = r.revision,
+           steps_succeeded = r.steps_succeeded,
+           steps_failed = r.steps_failed,
+           steps_cancelled = r.steps_cancelled,
+           started_at = case when r.started then coalesce(w.started_at, now()) else w.started_at end,
+           ended_at = case when r.state in ('succeeded', 'failed', 'cancelled') then now() end,
+           failed_step_run_id = coalesce(w.failed_step_run_id, r.failed_step_run_id),
+           cancel_requested_at = case when r.cancel_reason is null then w.cancel_requested_at
+                                      else coalesce(w.cancel_requested_at, now()) end,
+           cancel_reason = coalesce(w.cancel_reason, r.cancel_reason)
+      from unnest($36::uuid[], $37::text[], $38::bigint[], $39::int[], $40::int[], $41::int[], $42::bool[],
+                  $43::uuid[], $44::text[])
+           r(workflow_run_id, state, revision, steps_succeeded, steps_failed, steps_cancelled, started,
+             failed_step_run_id, cancel_reason)
+     where w.workflow_run_id = r.workflow_run_id and w.revision = r.revision - 1
+    returning w.workflow_run_id
+)
+select (select count(*) from closed)::int as closed, (select count(*) from run)::int as runs,
+       (select count(*) from ended)::int as ended;
+
+-- name: record_effects
+-- What once() did; the first of a name stays.
+insert into rara.effect (idempotency_key, name, result, step_run_id, attempt, lease_token)
+select * from unnest($1::text[], $2::text[], $3::bytea[], $4::uuid[], $5::int[], $6::bigint[])
+    on conflict do nothing;
+
+-- name: record_checkpoints
+-- The newest checkpoint per idempotency key: a later grant's, or a later one of the same grant.
+insert into rara.checkpoint as c (idempotency_key, step_run_id, attempt, lease_token, sequence, data)
+select * from unnest($1::text[], $2::uuid[], $3::int[], $4::bigint[], $5::bigint[], $6::bytea[])
+    on conflict (idempotency_key) do update
+   set step_run_id = excluded.step_run_id, attempt = excluded.attempt, lease_token = excluded.lease_token,
+       sequence = excluded.sequence, data = excluded.data, stored_at = now()
+ where (excluded.lease_token, excluded.sequence) > (c.lease_token, c.sequence);
+
+-- name: record_artifacts
+-- The manifests of attempts that end in this transaction.
+insert into rara.artifact (step_run_id, attempt, name, position, sha256, size_bytes, media_type, type, inline,
+                           metadata, lease_token)
+select * from unnest($1::uuid[], $2::int[], $3::text[], $4::int[], $5::text[], $6::bigint[], $7::text[],
+                     $8::text[], $9::bytea[], $10::bytea[], $11::bigint[]);
+
+-- name: record_lineage
+-- Only of attempts that succeeded. $9: comma-separated digests that an output was made from; empty: all inputs.
+insert into rara.lineage (sha256, size_bytes, step_run_id, workflow_run_id, attempt, produced, declared, name,
+                          derived_from)
+select sha256, size_bytes, step_run_id, workflow_run_id, attempt, produced, declared, name,
+       case when derived_from = '' then '{}'::text[] else string_to_array(derived_from, ',') end
+  from unnest($1::text[], $2::bigint[], $3::uuid[], $4::uuid[], $5::int[], $6::bool[], $7::bool[], $8::text[],
+              $9::text[])
+       t(sha256, size_bytes, step_run_id, workflow_run_id, attempt, produced, declared, name, derived_from)
+    on conflict do nothing;
+
+-- name: release_dependants
+-- Of the steps that may have become leasable (run $1, name $2), those whose dependencies have all succeeded.
+-- Under the run's lock and in a later statement than the results: two committers cannot both see the other's
+-- step unfinished.
+insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, released_at, deadline,
+                        schedule_deadline, revision)
+select s.route_id, now(), s.step_run_id, s.workflow_run_id, now(), now() + make_interval(secs => c.timeout_s),
+       now() + s.schedule_timeout, c.revision
+  from unnest($1::uuid[], $2::text[], $3::float8[], $4::bigint[]) c(workflow_run_id, step_name, timeout_s, revision)
+  join rara.step_run s on s.workflow_run_id = c.workflow_run_id and s.step_name = c.step_name
+ where not exists (
+           select
+             from rara.step_dependency d
+            where d.step_run_id = s.step_run_id
+              and not exists (select from rara.result x
+                               where x.step_run_id = d.depends_on_step_run_id and x.state = 'succeeded'))
+   and not exists (select from rara.result x where x.step_run_id = s.step_run_id)
+    on conflict do nothing
+returning step_run_id::text;

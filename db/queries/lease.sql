@@ -1,0 +1,117 @@
+-- name: grant_leases
+-- Lease up to $5 ready steps to the executors $6 (one entry per free slot), oldest first.
+-- One ordered, limited probe per route ($1): the planner does not merge the streams of an ANY list. $2: most per
+-- route. ($3, $4): where the last turn stopped, so that dead entries are not walked again under a long transaction.
+with candidate as materialized (
+    select r.route_id, r.available_at, r.step_run_id
+      from unnest($1::int[], $2::int[], $3::timestamptz[], $4::uuid[]) q(route_id, most, after_at, after_id)
+     cross join lateral (
+           select p.route_id, p.available_at, p.step_run_id
+             from rara.ready p
+            where p.route_id = q.route_id
+              and (p.available_at, p.step_run_id) > (q.after_at, q.after_id)
+              and (p.deadline is null or p.deadline > now())
+            order by p.available_at, p.step_run_id
+            limit q.most
+              for update skip locked
+           ) r
+     order by r.available_at, r.step_run_id
+     limit $5::int
+), numbered as (
+    select route_id, available_at, step_run_id, row_number() over (order by available_at, step_run_id) as n
+      from candidate
+), taken as (
+    delete from rara.ready r
+     using numbered c
+     where r.route_id = c.route_id and r.available_at = c.available_at and r.step_run_id = c.step_run_id
+    returning r.*, c.n
+), granted as (
+    insert into rara.lease (step_run_id, workflow_run_id, route_id, lease_token, attempt, failures, free_endings,
+                            executor_id, released_at, deadline, granted_at, granted_on, expires_at, revision)
+    select t.step_run_id, t.workflow_run_id, t.route_id, nextval('rara.lease_token_seq'), t.attempt + 1, t.failures,
+           t.free_endings, slot.executor_id, t.released_at, t.deadline, now(), (now() at time zone 'UTC')::date,
+           now() + make_interval(secs => $7::float8), t.revision
+      from (select * from taken order by n) t
+      join unnest($6::uuid[]) with ordinality slot(executor_id, n) on slot.n = t.n
+    returning step_run_id, workflow_run_id, route_id, lease_token, attempt, failures, executor_id, deadline
+)
+select g.step_run_id::text, g.workflow_run_id::text, g.route_id, g.lease_token, g.attempt, g.failures,
+       g.executor_id::text, least(g.deadline, w.deadline) as deadline,
+       extract(epoch from least(g.deadline, w.deadline) - now())::float8 as time_remaining_s,
+       t.available_at, s.step_name, s.idempotency_key, s.retry_of_step_run_id is not null as carries_over,
+       w.definition, w.definition_version, w.input, w.traceparent, w.tracestate
+  from granted g
+  join taken t on t.step_run_id = g.step_run_id
+  join rara.step_run s on s.step_run_id = g.step_run_id
+  join rara.workflow_run w on w.workflow_run_id = g.workflow_run_id
+ order by g.lease_token;
+
+-- name: upstream_outputs
+-- The outputs that templates of the steps $1 refer to.
+select d.step_run_id::text, u.step_name, x.output
+  from rara.step_dependency d
+  join rara.step_run u on u.step_run_id = d.depends_on_step_run_id
+  join rara.result x on x.step_run_id = d.depends_on_step_run_id
+ where d.step_run_id = any($1::uuid[]) and x.state = 'succeeded';
+
+-- name: upstream_artifacts
+-- The artifacts of the steps that the steps $1 depend on.
+select d.step_run_id::text, u.step_name, a.name, a.sha256, a.size_bytes, a.media_type, a.type, a.inline, a.metadata
+  from rara.step_dependency d
+  join rara.step_run u on u.step_run_id = d.depends_on_step_run_id
+  join rara.result x on x.step_run_id = d.depends_on_step_run_id and x.state = 'succeeded'
+  join rara.artifact a on a.step_run_id = x.step_run_id and a.attempt = x.attempt
+ where d.step_run_id = any($1::uuid[]);
+
+-- name: run_artifacts
+-- The input artifacts of the runs $1.
+select workflow_run_id::text, name, sha256, size_bytes, media_type, type, inline, metadata
+  from rara.run_artifact
+ where workflow_run_id = any($1::uuid[]);
+
+-- name: carried_checkpoints
+select idempotency_key, data from rara.checkpoint where idempotency_key = any($1::text[]);
+
+-- name: carried_effects
+select idempotency_key, name, result from rara.effect where idempotency_key = any($1::text[]) order by recorded_at;
+
+-- name: routes_with_ready
+-- Which of the routes $1 have a step to lease: one probe each.
+select q.route_id
+  from unnest($1::int[]) q(route_id)
+ where exists (select from rara.ready r where r.route_id = q.route_id);
+
+-- name: renew_leases
+-- Renew exactly the leases listed (step $1, token $2, executor $3). A row that a committer holds is skipped, not
+-- waited for: renewals take many rows and no run, so waiting here could deadlock with a cascade.
+-- After a cancel's grace and a heartbeat ($5) a lease is renewed no more.
+with held as materialized (
+    select l.step_run_id, l.lease_token, l.cancel_reason, l.cancel_grace, l.cancel_requested_at
+      from unnest($1::uuid[], $2::bigint[], $3::uuid[]) b(step_run_id, lease_token, executor_id)
+      join rara.lease l on l.step_run_id = b.step_run_id and l.lease_token = b.lease_token
+                       and l.executor_id = b.executor_id
+     order by l.step_run_id
+       for update of l skip locked
+), renewed as (
+    update rara.lease l
+       set expires_at = greatest(l.expires_at, now() + make_interval(secs => $4::float8))
+      from held h
+     where l.step_run_id = h.step_run_id and l.lease_token = h.lease_token
+       and (h.cancel_requested_at is null
+            or now() < h.cancel_requested_at + h.cancel_grace + make_interval(secs => $5::float8))
+)
+select lease_token, cancel_reason, extract(epoch from cancel_grace)::float8 as cancel_grace_s from held;
+
+-- name: current_tokens
+-- Which of the tokens $2 of the steps $1 are current.
+select l.lease_token
+  from unnest($1::uuid[], $2::bigint[]) b(step_run_id, lease_token)
+  join rara.lease l on l.step_run_id = b.step_run_id and l.lease_token = b.lease_token;
+
+-- name: seen_executors
+-- Note that sessions live. A session that is missing in the answer was replaced, on whichever scheduler.
+update rara.executor x
+   set last_seen_at = now(), in_flight = b.in_flight, free_credit = b.free_credit
+  from unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[]) b(executor_id, session_id, in_flight, free_credit)
+ where x.executor_id = b.executor_id and x.session_id = b.session_id
+returning x.executor_id::text, x.draining;

@@ -1,0 +1,49 @@
+-- name: open_session
+-- The newest session of an executor replaces the one before; a drain that was asked for is remembered.
+insert into rara.executor as x (executor_id, executor_name, executor_kind, sdk, capabilities, labels, session_id,
+                                scheduler_id, draining)
+values ($1::uuid, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7::uuid, $8::uuid, false)
+    on conflict (executor_id) do update
+   set executor_name = excluded.executor_name, executor_kind = excluded.executor_kind, sdk = excluded.sdk,
+       capabilities = excluded.capabilities, labels = excluded.labels, session_id = excluded.session_id,
+       scheduler_id = excluded.scheduler_id, last_seen_at = now(), connected_at = now(), ended_at = null
+returning draining;
+
+-- name: close_session
+-- Only the newest session ends the row.
+update rara.executor
+   set ended_at = now(), in_flight = 0, free_credit = 0
+ where executor_id = $1::uuid and session_id = $2::uuid and ended_at is null;
+
+-- name: drain_executor
+update rara.executor set draining = true where executor_id = $1::uuid returning executor_id::text;
+
+-- name: leases_of_executor
+-- All that is leased to one executor: its inventory as the database knows it.
+select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.accepted_at is not null as accepted,
+       l.last_sequence, l.gaps, l.granted_on, l.cancel_reason,
+       extract(epoch from l.cancel_grace)::float8 as cancel_grace_s
+  from rara.lease l
+ where l.executor_id = $1::uuid;
+
+-- name: closed_tokens
+-- Tokens $2 of the steps $1 that ended an attempt: what is stored of each.
+select t.lease_token, x.last_sequence
+  from unnest($1::uuid[], $2::bigint[]) t(step_run_id, lease_token)
+  join rara.result x on x.step_run_id = t.step_run_id and x.lease_token = t.lease_token
+union all
+select t.lease_token, a.last_sequence
+  from unnest($1::uuid[], $2::bigint[]) t(step_run_id, lease_token)
+  join rara.step_attempt a on a.step_run_id = t.step_run_id and a.lease_token = t.lease_token;
+
+-- name: stored_sequences
+-- Every stored number of one attempt, to find what never came.
+select sequence from rara.step_event
+ where granted_on = $1::date and step_run_id = $2::uuid and attempt = $3::int
+ order by sequence;
+
+-- name: undelivered_cancels
+-- Cancels for the executors $1 that their sessions have not confirmed having received.
+select l.executor_id::text, l.lease_token, l.cancel_reason, extract(epoch from l.cancel_grace)::float8 as cancel_grace_s
+  from rara.lease l
+ where l.executor_id = any($1::uuid[]) and l.cancel_requested_at is not null and l.cancel_delivered_at is null;
