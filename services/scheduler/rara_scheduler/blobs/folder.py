@@ -1,0 +1,277 @@
+"""Blobs in a folder of a local or network file system.
+
+    <root>/sha256/ab/cdef...    the blob of digest abcdef..., complete and verified, read-only
+    <root>/partial/<upload_id>  the bytes of an upload so far
+
+Plain files and threads instead of a store library: uploads here append, resume after `kill -9` and are fsynced
+with their folder before they count, and an object store's local back end offers none of the three.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from rara_scheduler.blobs.digest import BlobDigest
+from rara_scheduler.blobs.port import BlobMismatch, BlobStoreUnavailable, UploadBusy
+
+CHUNK_BYTES = 256 * 1024
+_HASH_SLICE_BYTES = 16 * 1024 * 1024  # read and hashed in one visit to a thread, so that cancelling is prompt
+_BUSY_WAIT_S = 10.0
+_BUSY_LOOK_S = 0.05
+_UPLOAD_ID = re.compile(r"[0-9a-f-]{1,64}")
+
+T = TypeVar("T")
+
+
+class FileThreads:
+    """A few threads for file work, so that a slow disk stops neither the loop nor all of its threads."""
+
+    def __init__(self, count: int) -> None:
+        self._executor = ThreadPoolExecutor(count, thread_name_prefix="blobs")
+
+    async def run(self, work: Callable[[], T], *, undo: Callable[[T], None] | None = None) -> T:
+        """Run in a thread. Raises BlobStoreUnavailable for any OSError but FileNotFoundError.
+
+        When cancelled, it waits for the thread first, which may be using a file that the caller is to close; a
+        result that nobody takes then goes to `undo`.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait({future})
+            if undo is not None and future.exception() is None:
+                undo(future.result())
+            raise
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise BlobStoreUnavailable(error.strerror or type(error).__name__) from error
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True)
+
+
+class FolderBlobStore:
+    """Several processes may use one folder at once. File work runs in a few threads of its own."""
+
+    def __init__(self, root: Path, *, threads: int = 4, busy_wait_s: float = _BUSY_WAIT_S) -> None:
+        self._blobs = root / "sha256"
+        self._partial = root / "partial"
+        self._busy_wait_s = busy_wait_s
+        self._threads = FileThreads(threads)
+
+    def prepare(self) -> None:
+        """Create the folders. Raises OSError when the root cannot be written: better at start than later."""
+        for folder in (self._blobs, self._partial):
+            folder.mkdir(parents=True, exist_ok=True)
+        probe = self._partial / f"probe-{os.getpid()}-{threading.get_ident()}"
+        probe.touch()
+        probe.unlink()
+
+    def close(self) -> None:
+        self._threads.close()
+
+    # ------------------------------------------------------------ uploads
+
+    @asynccontextmanager
+    async def write(self, upload_id: str, expected: BlobDigest) -> AsyncIterator["FolderWriter"]:
+        path = self._partial_path(upload_id)
+        waited = 0.0
+        while (fd := await self._threads.run(lambda: _open_locked(path), undo=_close)) is None:
+            if waited >= self._busy_wait_s:
+                raise UploadBusy(upload_id)
+            await asyncio.sleep(_BUSY_LOOK_S)
+            waited += _BUSY_LOOK_S
+        writer = FolderWriter(fd, path, self._blob_path(expected.sha256), expected, self._threads)
+        try:
+            await writer.take_up()
+            yield writer
+        finally:
+            os.close(fd)  # the lock ends with it
+
+    async def uploaded_bytes(self, upload_id: str) -> int:
+        return await self._threads.run(partial(_size, self._partial_path(upload_id))) or 0
+
+    async def discard(self, upload_id: str) -> None:
+        await self._threads.run(partial(_discard, self._partial_path(upload_id)))
+
+    # ------------------------------------------------------------ blobs
+
+    async def size(self, sha256: str) -> int | None:
+        return await self._threads.run(partial(_size, self._blob_path(sha256)))
+
+    async def read(self, sha256: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        path = self._blob_path(sha256)
+        fd = await self._threads.run(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), undo=os.close)
+        end = None if limit is None else offset + limit
+        try:
+            while end is None or offset < end:
+                wanted = CHUNK_BYTES if end is None else min(end - offset, CHUNK_BYTES)
+                chunk = await self._threads.run(partial(os.pread, fd, wanted, offset))
+                if not chunk:
+                    return
+                yield chunk
+                offset += len(chunk)
+        finally:
+            os.close(fd)
+
+    async def verify(self, expected: BlobDigest) -> bool:
+        digest = hashlib.sha256()
+        size_bytes = 0
+        try:
+            async for chunk in self.read(expected.sha256):
+                await self._threads.run(partial(digest.update, chunk))
+                size_bytes += len(chunk)
+        except FileNotFoundError:
+            return False
+        return (digest.hexdigest(), size_bytes) == (expected.sha256, expected.size_bytes)
+
+    async def remove(self, sha256: str) -> None:
+        await self._threads.run(partial(_remove, self._blob_path(sha256)))
+
+    # ------------------------------------------------------------ paths and threads
+
+    def _partial_path(self, upload_id: str) -> Path:
+        if not _UPLOAD_ID.fullmatch(upload_id):
+            raise ValueError(f"not an upload's id: {upload_id!r}")
+        return self._partial / upload_id
+
+    def _blob_path(self, sha256: str) -> Path:
+        BlobDigest(sha256, 0)  # raises on what could leave the folder
+        return self._blobs / sha256[:2] / sha256[2:]
+
+
+class FolderWriter:
+    """The holder of an upload's file and of the lock on it."""
+
+    def __init__(self, fd: int, path: Path, blob: Path, expected: BlobDigest, threads: FileThreads) -> None:
+        self._fd = fd
+        self._path = path
+        self._blob = blob
+        self._expected = expected
+        self._threads = threads
+        self._hash = hashlib.sha256()
+        self._committed_bytes = 0
+
+    @property
+    def committed_bytes(self) -> int:
+        return self._committed_bytes
+
+    async def take_up(self) -> None:
+        """Hash what an earlier call has stored, so that the digest covers it."""
+        while more := await self._threads.run(self._hash_stored):
+            self._committed_bytes += more
+
+    def _hash_stored(self) -> int:
+        data = os.pread(self._fd, _HASH_SLICE_BYTES, self._committed_bytes)
+        self._hash.update(data)
+        return len(data)
+
+    async def append(self, data: bytes) -> None:
+        if self._committed_bytes + len(data) > self._expected.size_bytes:
+            await self._drop()
+            raise BlobMismatch(self._expected, "more bytes than that arrived")
+        await self._threads.run(partial(self._write, data))
+        self._committed_bytes += len(data)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        written = 0
+        try:
+            while written < len(view):
+                written += os.pwrite(self._fd, view[written:], self._committed_bytes + written)
+        except OSError:
+            with suppress(OSError):  # a full disk: leave whole pieces only
+                os.ftruncate(self._fd, self._committed_bytes)
+            raise
+        self._hash.update(view)
+
+    async def _drop(self) -> None:
+        await self._threads.run(partial(_remove, self._path))
+
+    async def keep(self) -> None:
+        found = self._hash.hexdigest()
+        if self._committed_bytes != self._expected.size_bytes:
+            await self._drop()
+            raise BlobMismatch(self._expected, f"only {self._committed_bytes} bytes arrived")
+        if found != self._expected.sha256:
+            await self._drop()
+            raise BlobMismatch(self._expected, f"the bytes that arrived have the SHA-256 {found}")
+        await self._threads.run(self._publish)
+
+    def _publish(self) -> None:
+        """Bytes first, then their name: whatever is cut off in between, a name stands for whole bytes."""
+        os.fsync(self._fd)
+        folder = self._blob.parent
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)  # always: the one who made it may have died before this line
+        # Another upload of the same digest may have been first: its bytes are the same, and readers keep theirs.
+        self._path.rename(self._blob)
+        _sync_folder(folder)
+        _sync_folder(self._path.parent)
+        os.fchmod(self._fd, 0o440)  # a blob is never changed
+
+
+def _open_locked(path: Path) -> int | None:
+    """Open, or create, and lock a file that is only written here; None: another one holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between open and lock the holder may have published or discarded the file: then this is not the path's.
+        if os.path.samestat(os.fstat(fd), path.stat()):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
+def _discard(path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        pass  # somebody writes it at this moment; it is found again when it has expired
+    finally:
+        os.close(fd)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,76 @@
+"""What the scheduler needs from a store of blobs, and how such a store fails."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from rara_scheduler.blobs.digest import BlobDigest
+from rara_scheduler.domain.errors import Code, Fault
+
+
+class BlobMismatch(Fault):
+    """The bytes are not what their digest says: nothing of them was kept."""
+
+    def __init__(self, expected: BlobDigest, found: str) -> None:
+        super().__init__(
+            Code.ARTIFACT_MISMATCH,
+            f"blob {expected.sha256} of {expected.size_bytes} bytes: {found}",
+            metadata={"sha256": expected.sha256, "size_bytes": str(expected.size_bytes)},
+        )
+
+
+class BlobStoreUnavailable(Fault):
+    """The store cannot be read or written now (a full disk, a missing mount): nothing was decided, try again."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(
+            Code.STORE_UNAVAILABLE, f"the blob store does not answer: {cause}", retry_after_s=5.0
+        )
+
+
+class UploadBusy(Fault):
+    """Another call still writes this upload, such as one whose connection has died without a word."""
+
+    def __init__(self, upload_id: str) -> None:
+        super().__init__(
+            Code.STORE_UNAVAILABLE, f"upload {upload_id} is being written by another call", retry_after_s=1.0
+        )
+
+
+class BlobWriter(Protocol):
+    """One upload, held by this caller alone."""
+
+    @property
+    def committed_bytes(self) -> int:
+        """What is stored so far; bytes of earlier, broken calls are included."""
+
+    async def append(self, data: bytes) -> None:
+        """Store the next bytes. Raises BlobMismatch, and keeps nothing, when they exceed the digest's size."""
+
+    async def keep(self) -> None:
+        """Make the upload the blob of its digest, durably. Raises BlobMismatch, and keeps nothing, otherwise."""
+
+
+class BlobStore(Protocol):
+    """Bytes by content. Whether a blob counts is told by its row in the database, never by a file alone."""
+
+    def write(self, upload_id: str, expected: BlobDigest) -> AbstractAsyncContextManager[BlobWriter]:
+        """Begin or go on with an upload. Raises UploadBusy when it stays with another caller."""
+
+    async def uploaded_bytes(self, upload_id: str) -> int:
+        """What a `write` would start from; 0 for an unknown upload."""
+
+    async def discard(self, upload_id: str) -> None:
+        """Drop what an upload has stored. Harmless when there is nothing, or when a caller still writes it."""
+
+    async def size(self, sha256: str) -> int | None:
+        """Size in bytes, or None when there is no such blob. Does not read it."""
+
+    def read(self, sha256: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        """Chunks of at most 256 KiB. Raises FileNotFoundError when there is no such blob."""
+
+    async def verify(self, expected: BlobDigest) -> bool:
+        """Read the whole blob: False when it is missing or its bytes have changed."""
+
+    async def remove(self, sha256: str) -> None:
+        """Delete a blob. Harmless when there is none."""
