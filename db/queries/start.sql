@@ -1,0 +1,153 @@
+-- Starting and retrying a run: one statement each, so that nothing of a run can be leased before all of it is there.
+
+-- name: start_run
+-- The run, its steps and dependencies, what is ready, its artifacts and the caller's key. No row back: the key is
+-- taken. It waits for another start with the same key that has not committed yet. Arrays of one group are of equal
+-- length.
+--   run        $1 workflow_run_id, $2 definition, $3 version, $4 on_failure, $5 input, $6 labels, $7 traceparent,
+--              $8 tracestate, $9 seconds to the deadline
+--   key        $10 the key or null, $11 hash of the request
+--   steps      $12 ids, $13 names, $14 routes, $15 idempotency keys, $16 schedule_timeout in seconds
+--   edges      $17 step, $18 depends on
+--   ready      $19 ids, $20 routes, $21 timeout in seconds, $22 schedule_timeout in seconds
+--   artifacts  $23 names, $24 sha256, $25 sizes, $26 media types, $27 types, $28 inline, $29 metadata
+with key as (
+    insert into rara.start_key (idempotency_key, request_sha256, workflow_run_id)
+    select $10::text, $11::text, $1::uuid
+     where $10::text is not null
+    on conflict do nothing
+    returning workflow_run_id
+), run as (
+    insert into rara.workflow_run (workflow_run_id, definition, definition_version, on_failure, input, labels,
+                                   traceparent, tracestate, deadline, steps_total)
+    select $1::uuid, $2::text, $3::int, $4::text, $5::bytea, $6::jsonb, $7::text, $8::text,
+           now() + make_interval(secs => $9::float8), cardinality($12::uuid[])
+     where $10::text is null or exists (select from key)
+    returning workflow_run_id
+), step as (
+    insert into rara.step_run (step_run_id, workflow_run_id, step_name, route_id, idempotency_key, schedule_timeout)
+    select s.step_run_id, run.workflow_run_id, s.step_name, s.route_id, s.idempotency_key,
+           make_interval(secs => s.schedule_timeout_s)
+      from run,
+           unnest($12::uuid[], $13::text[], $14::int[], $15::text[], $16::float8[])
+           as s (step_run_id, step_name, route_id, idempotency_key, schedule_timeout_s)
+), edge as (
+    insert into rara.step_dependency (step_run_id, depends_on_step_run_id)
+    select e.step_run_id, e.depends_on
+      from run, unnest($17::uuid[], $18::uuid[]) as e (step_run_id, depends_on)
+), ready as (
+    insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, released_at, deadline,
+                            schedule_deadline, revision)
+    select r.route_id, now(), r.step_run_id, run.workflow_run_id, now(), now() + make_interval(secs => r.timeout_s),
+           now() + make_interval(secs => r.schedule_timeout_s), 1
+      from run,
+           unnest($19::uuid[], $20::int[], $21::float8[], $22::float8[])
+           as r (step_run_id, route_id, timeout_s, schedule_timeout_s)
+), artifact as (
+    insert into rara.run_artifact (workflow_run_id, name, sha256, size_bytes, media_type, type, inline, metadata)
+    select run.workflow_run_id, a.name, a.sha256, a.size_bytes, a.media_type, a.type, a.inline, a.metadata
+      from run,
+           unnest($23::text[], $24::text[], $25::bigint[], $26::text[], $27::text[], $28::bytea[], $29::bytea[])
+           as a (name, sha256, size_bytes, media_type, type, inline, metadata)
+)
+select workflow_run_id::text from run;
+
+-- name: start_key_get
+select workflow_run_id::text, request_sha256
+  from rara.start_key
+ where idempotency_key = $1;
+
+-- name: start_key_insert
+-- A key for a run that exists already. No row back: the key is taken.
+insert into rara.start_key (idempotency_key, request_sha256, workflow_run_id)
+values ($1, $2, $3::uuid)
+on conflict do nothing
+returning workflow_run_id::text;
+
+-- name: start_blobs_lock
+-- Those of the digests $1 that are stored, kept from being marked for deletion until the start has committed.
+select sha256, size_bytes
+  from rara.blob
+ where sha256 = any($1::text[]) and marked_at is null
+ order by sha256
+   for share;
+
+-- name: retry_source
+select state, definition, definition_version
+  from rara.workflow_run
+ where workflow_run_id = $1::uuid;
+
+-- name: retry_source_steps
+-- The steps of a closed run: its own, and those it reuses, with how they ended.
+select s.step_run_id::text, s.step_name, s.idempotency_key, coalesce(x.state = 'succeeded', false) as succeeded
+  from (select step_run_id from rara.step_run where workflow_run_id = $1::uuid
+        union all
+        select step_run_id from rara.reused_step where workflow_run_id = $1::uuid) as o
+  join rara.step_run s on s.step_run_id = o.step_run_id
+  left join rara.result x on x.step_run_id = o.step_run_id;
+
+-- name: retry_live
+-- The retry of a run that has not ended.
+select workflow_run_id::text
+  from rara.workflow_run
+ where retry_of_workflow_run_id = $1::uuid and ended_at is null;
+
+-- name: retry_run
+-- A new run of the same version, input, labels, artifacts and time to the deadline. No row back: the key is taken,
+-- or $2 has a live retry already; it waits for one that has not committed yet.
+--   run        $1 workflow_run_id, $2 of which it is a retry, $3 ids of the steps reused
+--   key        $4 the key or null, $5 hash of the request
+--   steps      $6 ids, $7 names, $8 routes, $9 idempotency keys, $10 schedule_timeout in seconds, $11 the step that
+--              each goes on for, or null
+--   edges      $12 step, $13 depends on
+--   ready      $14 ids, $15 routes, $16 timeout in seconds, $17 schedule_timeout in seconds
+with run as (
+    insert into rara.workflow_run (workflow_run_id, retry_of_workflow_run_id, definition, definition_version,
+                                   on_failure, input, labels, traceparent, tracestate, deadline, steps_total,
+                                   steps_succeeded)
+    select $1::uuid, o.workflow_run_id, o.definition, o.definition_version, o.on_failure, o.input, o.labels,
+           o.traceparent, o.tracestate, now() + (o.deadline - o.created_at),
+           cardinality($6::uuid[]) + cardinality($3::uuid[]), cardinality($3::uuid[])
+      from rara.workflow_run o
+     where o.workflow_run_id = $2::uuid
+       and o.state in ('failed', 'cancelled')
+       and not exists (select from rara.start_key k where k.idempotency_key = $4::text)
+    on conflict (retry_of_workflow_run_id) where retry_of_workflow_run_id is not null and ended_at is null
+    do nothing
+    returning workflow_run_id
+), reused as (
+    insert into rara.reused_step (workflow_run_id, step_run_id)
+    select run.workflow_run_id, u.step_run_id
+      from run, unnest($3::uuid[]) as u (step_run_id)
+), key as (
+    insert into rara.start_key (idempotency_key, request_sha256, workflow_run_id)
+    select $4::text, $5::text, run.workflow_run_id
+      from run
+     where $4::text is not null
+), step as (
+    insert into rara.step_run (step_run_id, workflow_run_id, step_name, route_id, idempotency_key, schedule_timeout,
+                               retry_of_step_run_id)
+    select s.step_run_id, run.workflow_run_id, s.step_name, s.route_id, s.idempotency_key,
+           make_interval(secs => s.schedule_timeout_s), s.retry_of
+      from run,
+           unnest($6::uuid[], $7::text[], $8::int[], $9::text[], $10::float8[], $11::uuid[])
+           as s (step_run_id, step_name, route_id, idempotency_key, schedule_timeout_s, retry_of)
+), edge as (
+    insert into rara.step_dependency (step_run_id, depends_on_step_run_id)
+    select e.step_run_id, e.depends_on
+      from run, unnest($12::uuid[], $13::uuid[]) as e (step_run_id, depends_on)
+), ready as (
+    insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, released_at, deadline,
+                            schedule_deadline, revision)
+    select r.route_id, now(), r.step_run_id, run.workflow_run_id, now(), now() + make_interval(secs => r.timeout_s),
+           now() + make_interval(secs => r.schedule_timeout_s), 1
+      from run,
+           unnest($14::uuid[], $15::int[], $16::float8[], $17::float8[])
+           as r (step_run_id, route_id, timeout_s, schedule_timeout_s)
+), artifact as (
+    insert into rara.run_artifact (workflow_run_id, name, sha256, size_bytes, media_type, type, inline, metadata)
+    select run.workflow_run_id, a.name, a.sha256, a.size_bytes, a.media_type, a.type, a.inline, a.metadata
+      from run, rara.run_artifact a
+     where a.workflow_run_id = $2::uuid
+)
+select workflow_run_id::text from run;
