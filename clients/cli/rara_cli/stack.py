@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -16,13 +17,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from rara_scheduler.embedded import EmbeddedPostgres
+from rara_scheduler.embedded import EmbeddedPostgres, EmbeddedPostgresError
 
 from rara_cli.part import Part, PartFailed, PartSpec
 
 DEFAULT_MODULES: Final = ("knowledge_pipeline.operations",)
 _SCHEDULER_READY: Final = re.compile(r"rara-scheduler listening on (?P<address>\S+)")
 _EXECUTOR_READY: Final = re.compile(r"rara-executor (?P<name>\S+) connected to (?P<address>\S+)")
+_DATABASE_RESTARTS: Final = 5
+_DATABASE_WINDOW_S: Final = 60.0
 
 
 class PortTaken(Exception):
@@ -65,6 +68,7 @@ class Stack:
         self._postgres: EmbeddedPostgres | None = None
         self._scheduler: Part | None = None
         self._executor: Part | None = None
+        self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -115,6 +119,8 @@ class Stack:
                 self._report("starting PostgreSQL")
                 self._postgres = EmbeddedPostgres(settings.directory.absolute() / "postgres")
                 await self._postgres.start()
+                keep = self._keep_database(self._postgres)
+                self._keeper = asyncio.create_task(keep, name="keep PostgreSQL")
             self._report("starting the scheduler")
             self._scheduler = Part(self._scheduler_spec(settings.port), report=self._report)
             self.address = (await self._scheduler.start())["address"]
@@ -133,11 +139,14 @@ class Stack:
         executor, self._executor = self._executor, None
         scheduler, self._scheduler = self._scheduler, None
         postgres, self._postgres = self._postgres, None
+        keeper, self._keeper = self._keeper, None
         async with (
             contextlib.AsyncExitStack() as order
         ):  # each is stopped, whatever stopping the others brings
             if postgres is not None:
                 order.push_async_callback(postgres.stop)
+            if keeper is not None:
+                order.push_async_callback(_end, keeper)
             if scheduler is not None:
                 order.push_async_callback(scheduler.stop)
             if executor is not None:
@@ -151,7 +160,12 @@ class Stack:
 
     async def wait(self) -> None:
         """Wait for ever; raises PartFailed when a part is given up."""
-        waits = [
+        waits = (
+            []
+            if self._keeper is None
+            else [asyncio.create_task(_result(self._keeper), name="end of PostgreSQL")]
+        )
+        waits += [
             asyncio.create_task(part.ended(), name=f"end of {part.spec.name}")
             for part in (self._scheduler, self._executor)
             if part is not None
@@ -181,6 +195,32 @@ class Stack:
         """Bring back a killed scheduler, or wait for the one that comes back; returns when it serves."""
         await self.scheduler.revive()
 
+    async def kill_database(self) -> int:
+        """SIGKILL PostgreSQL; its process id. It comes back by itself."""
+        if self._postgres is None or self._postgres.pid is None:
+            raise RuntimeError("the database does not run")
+        pid = self._postgres.pid
+        os.kill(pid, signal.SIGKILL)
+        await self._postgres.wait()
+        return pid
+
+    async def _keep_database(self, postgres: EmbeddedPostgres) -> None:
+        """Start PostgreSQL again when it ends; give up when that fails, or at the sixth time within a minute."""
+        loop = asyncio.get_running_loop()
+        ends: list[float] = []
+        while True:
+            code = await postgres.wait()
+            ends = [*(at for at in ends if loop.time() - at < _DATABASE_WINDOW_S), loop.time()]
+            if len(ends) > _DATABASE_RESTARTS:
+                raise PartFailed(
+                    f"PostgreSQL ended {len(ends)} times within a minute; its log: {postgres.log_path}"
+                )
+            self._report(f"PostgreSQL ended with code {code}; starting it again")
+            try:
+                await postgres.start()
+            except EmbeddedPostgresError as error:
+                raise PartFailed(f"PostgreSQL does not start again: {error}") from error
+
     def _scheduler_spec(self, port: int) -> PartSpec:
         directory = self.settings.directory.absolute()
         own = {
@@ -209,6 +249,18 @@ class Stack:
             ready=ready,
             log=self.logs / f"{name}.log",
         )
+
+
+async def _result(task: "asyncio.Task[None]") -> None:
+    """Wait for a task without taking it along when the wait is cancelled."""
+    await asyncio.shield(task)
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # what it gave up for was said by `wait`, or is of no interest any more
 
 
 def _refuse_taken(port: int) -> None:

@@ -1,0 +1,58 @@
+"""`rara artifact`: what runs produced."""
+
+from pathlib import Path
+
+import click
+
+from rara_cli.options import Group, pass_session
+from rara_cli.session import Session
+
+
+@click.group(cls=Group)
+def artifact() -> None:
+    """List, get and print the artifacts of runs.
+
+    NAME is an artifact's name; STEP/NAME where several steps have one of that name.
+    """
+
+
+@artifact.command("list")
+@click.argument("run_text", metavar="RUN", required=False)
+@click.option("--latest", is_flag=True, help="Of the run that was created last.")
+@pass_session
+async def list_artifacts(session: Session, run_text: str | None, latest: bool) -> None:
+    """List what a run was given and what its steps produced."""
+    from rara_cli.artifacts import artifacts_of, show_artifacts
+    from rara_cli.lookup import find_run
+
+    async with session.connect() as client:
+        run_id = await find_run(client, run_text, latest=latest)
+        found = await artifacts_of(client, run_id)
+    show_artifacts(session, found)
+
+
+@artifact.command()
+@click.argument("words", metavar="RUN NAME", nargs=-1)
+@click.option("--latest", is_flag=True, help="Of the run that was created last; then give NAME alone.")
+@click.option("--to", "destination", type=click.Path(path_type=Path), help="File to write.  [default: NAME]")
+@pass_session
+async def get(session: Session, words: tuple[str, ...], latest: bool, destination: Path | None) -> None:
+    """Write an artifact to a file, checked by its digest."""
+    from rara_cli.artifacts import find_artifact, save_artifact
+
+    async with session.connect() as client:
+        found = await find_artifact(client, words, latest=latest)
+        await save_artifact(session, client, found, destination)
+
+
+@artifact.command()
+@click.argument("words", metavar="RUN NAME", nargs=-1)
+@click.option("--latest", is_flag=True, help="Of the run that was created last; then give NAME alone.")
+@pass_session
+async def cat(session: Session, words: tuple[str, ...], latest: bool) -> None:
+    """Print an artifact's bytes."""
+    from rara_cli.artifacts import find_artifact, print_artifact
+
+    async with session.connect() as client:
+        found = await find_artifact(client, words, latest=latest)
+        await print_artifact(client, found)

@@ -1,0 +1,90 @@
+"""From what a person types to one run or step: whole ids, unique beginnings, RUN/NAME, --latest."""
+
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from rara.v1 import workflow_pb2
+from rara_client import Client
+
+from rara_cli.exits import CommandError, Exit
+
+T = TypeVar("T")
+
+# A beginning is looked for among so many of the newest; a whole id always works.
+_LOOK_AT = 2000
+_PAGE = 1000
+_WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+async def take(items: AsyncGenerator[T, None], limit: int) -> list[T]:
+    """The first items of a paged list."""
+    taken: list[T] = []
+    async with aclosing(items):
+        async for item in items:
+            taken.append(item)
+            if len(taken) >= limit:
+                break
+    return taken
+
+
+async def find_run(client: Client, text: str | None, *, latest: bool = False) -> str:
+    """The id of a run."""
+    if (text is None) != latest:
+        raise CommandError(Exit.USAGE, "USAGE", "name one RUN, or --latest", "rara run list")
+    if latest:
+        newest = await take(client.list_runs(page_size=1), 1)
+        if not newest:
+            raise CommandError(Exit.NOT_FOUND, "RUN_NOT_FOUND", "there is no run yet", "rara run start NAME")
+        return newest[0].workflow_run_id
+    wanted = (text or "").strip().lower()
+    if _WHOLE_ID.fullmatch(wanted):
+        return wanted
+    runs = await take(client.list_runs(page_size=_PAGE), _LOOK_AT)
+    run = _only(wanted, runs, lambda item: item.workflow_run_id, "run", "rara run list")
+    return run.workflow_run_id
+
+
+async def find_step(client: Client, text: str | None, *, latest: bool = False) -> workflow_pb2.StepRun:
+    """A step by id, beginning of an id, RUN/NAME, or NAME of the latest run. Payloads may be left out."""
+    if not text:
+        raise CommandError(Exit.USAGE, "USAGE", "name a STEP: its id, or RUN/NAME", "rara step list RUN")
+    run_text, slash, name = text.rpartition("/")
+    if latest or slash:
+        run_id = await find_run(client, None if latest else run_text, latest=latest)
+        return await step_named(client, run_id, name)
+    wanted = text.strip().lower()
+    if _WHOLE_ID.fullmatch(wanted):
+        return (await client.get_step_run(wanted)).step_run
+    steps = await take(client.list_step_runs(page_size=_PAGE), _LOOK_AT)
+    return _only(wanted, steps, lambda item: item.step_run_id, "step", "rara step list RUN")
+
+
+async def step_named(client: Client, run_id: str, name: str) -> workflow_pb2.StepRun:
+    """The step of a run with this name."""
+    async with aclosing(client.list_step_runs(run_id, page_size=_PAGE)) as steps:
+        async for step in steps:
+            if step.step_name == name:
+                return step
+    raise CommandError(
+        Exit.NOT_FOUND, "STEP_NOT_FOUND", f"run {run_id} has no step {name!r}", f"rara step list {run_id}"
+    )
+
+
+def _only(beginning: str, items: list[T], id_of: Callable[[T], str], noun: str, advice: str) -> T:
+    found = [item for item in items if id_of(item).startswith(beginning)] if beginning else []
+    if not found:
+        among = f" among the newest {_LOOK_AT:,}" if len(items) >= _LOOK_AT else ""
+        code = f"{noun.upper()}_NOT_FOUND"
+        raise CommandError(Exit.NOT_FOUND, code, f"no {noun} begins with {beginning!r}{among}", advice)
+    if len(found) > 1:
+        some = ", ".join(id_of(item) for item in found[:3])
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise CommandError(
+            Exit.USAGE,
+            "AMBIGUOUS_ID",
+            f"{len(found)} begin with {beginning!r}: {some}{more}",
+            "type more of it",
+        )
+    return found[0]
