@@ -1,0 +1,281 @@
+"""Every row of the exit-code table, with the one line that goes with it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from rara.v1 import job_pb2, workflow_pb2
+from support.command_line import rara
+from support.scripted_workflow import Fault, ScriptedServer, scripted_server
+
+RUN = "0198c2a0-0000-7000-8000-000000000001"
+STEP = "0198c2a0-0000-7000-8000-0000000000a1"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with scripted_server() as running:
+        yield running
+
+
+def put(server: ScriptedServer, state: str, code: str = "", *, step_reason: str = "") -> None:
+    """A run in this state; code: of its error."""
+    number = workflow_pb2.WorkflowRunState.Value(f"WORKFLOW_RUN_STATE_{state}")
+    run = workflow_pb2.WorkflowRun(
+        workflow_run_id=RUN, definition="nightly", definition_version=2, state=number
+    )
+    if code or step_reason:
+        run.failed_step_run_id = STEP
+        step = workflow_pb2.StepRun(
+            step_run_id=STEP,
+            workflow_run_id=RUN,
+            step_name="index",
+            state=workflow_pb2.STEP_RUN_STATE_TERMINAL_FAILED,
+            reason=step_reason or code,
+        )
+        server.workflow.put_step(step)
+    if code:
+        run.error.CopyFrom(job_pb2.JobError(code=code, message="no room\nleft"))
+    server.workflow.put_run(run)
+
+
+@pytest.mark.parametrize("verb", ["watch", "wait"])
+@pytest.mark.parametrize(
+    ("state", "error", "step_reason", "code", "said"),
+    [
+        ("SUCCEEDED", "", "", 0, ""),
+        (
+            "FAILED",
+            "GPU_OOM",
+            "",
+            10,
+            f"rara: step index: GPU_OOM: no room left (next: rara step get {RUN}/index)\n",
+        ),
+        ("CANCELLED", "", "", 11, f"rara: RUN_CANCELLED: the run was cancelled (next: rara run get {RUN})\n"),
+        ("FAILED", "DEADLINE_EXCEEDED", "", 12, "DEADLINE_EXCEEDED"),
+        ("FAILED", "", "DEADLINE_EXCEEDED", 12, "DEADLINE_EXCEEDED"),
+    ],
+    ids=["succeeded", "failed", "cancelled", "deadline", "deadline-of-the-step"],
+)
+async def test_watch_and_wait_end_with_the_code_of_the_run(
+    server: ScriptedServer, verb: str, state: str, error: str, step_reason: str, code: int, said: str
+) -> None:
+    put(server, state, error, step_reason=step_reason)
+    result = await rara("run", verb, RUN, server=server.address)
+    assert result.code == code
+    assert result.err == said if said.endswith("\n") or not said else said in result.err
+    assert result.lines[-1] == f"run {RUN} {state.lower()}"
+
+
+@pytest.mark.parametrize("verb", ["watch", "wait"])
+async def test_a_run_that_goes_on_when_the_timeout_ends_is_8(server: ScriptedServer, verb: str) -> None:
+    put(server, "RUNNING")
+    result = await rara("run", verb, RUN, "--timeout", "0.2s", server=server.address)
+    assert result.code == 8
+    assert result.err == (
+        f"rara: STILL_GOING: the run is running after 0.2 s, and goes on (next: rara watch {RUN})\n"
+    )
+
+
+async def test_a_fault_nobody_foresaw_is_1_and_shows_its_traceback_only_when_asked(
+    server: ScriptedServer,
+) -> None:
+    server.script.plant("ListRuns", *[Fault(grpc.StatusCode.INTERNAL, "INTERNAL", "log 17")] * 2)
+    result = await rara("run", "list", server=server.address)
+    assert (result.code, result.out, result.err) == (1, "", "rara: INTERNAL: log 17\n")
+    result = await rara("run", "list", "-v", server=server.address)
+    assert result.code == 1
+    assert "Traceback" in result.err
+    assert result.err.endswith("rara: INTERNAL: log 17\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("run", "nonsense"),
+        ("run", "list", "--nonsense"),
+        ("run", "list", "--state", "asleep"),
+        ("run", "list", "-o", "xml"),
+        ("run", "list", "--timeout", "soon"),
+        ("run", "get"),
+        ("run", "get", "0198", "--latest"),
+        ("run", "start"),
+        ("run", "start", "x", "--input", "@/nowhere/input.json"),
+        ("run", "start", "x", "--input", "{}", "--input", "{}"),
+        ("run", "start", "x", "--label", "a"),
+        ("run", "start", "x", "--artifact", "a=/nowhere/file"),
+        ("run", "cancel", RUN),
+        ("definition", "apply", "/nowhere/d.yaml"),
+        ("step", "get"),
+        ("artifact", "cat", RUN),
+        ("db", "migrate"),
+        ("completion", "tcsh"),
+    ],
+    ids=" ".join,
+)
+async def test_what_was_typed_wrong_is_2_on_one_line(
+    server: ScriptedServer, arguments: tuple[str, ...]
+) -> None:
+    result = await rara(*arguments, server=server.address)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("rara: ")
+    assert result.err.count("\n") == 1
+    assert server.script.calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("run", "get", RUN), f"rara: RUN_NOT_FOUND: there is no run {RUN} (next: rara run list)"),
+        (("run", "get", "0198"), "rara: RUN_NOT_FOUND: no run begins with '0198' (next: rara run list)"),
+        (("run", "get", "--latest"), "rara: RUN_NOT_FOUND: there is no run yet (next: rara run start NAME)"),
+        (("step", "get", STEP), f"rara: STEP_NOT_FOUND: there is no step {STEP} (next: rara step list RUN)"),
+        (
+            ("definition", "get", "x"),
+            "rara: DEFINITION_NOT_FOUND: there is no definition x (next: rara definition list)",
+        ),
+        (
+            ("run", "start", "x"),
+            "rara: DEFINITION_NOT_FOUND: there is no definition x (next: rara definition list)",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+async def test_what_is_not_there_is_3(server: ScriptedServer, arguments: tuple[str, ...], line: str) -> None:
+    result = await rara(*arguments, server=server.address)
+    assert (result.code, result.out, result.err) == (3, "", f"{line}\n")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(grpc.StatusCode.UNAUTHENTICATED, "CREDENTIAL_INVALID", "no valid token"),
+        Fault(grpc.StatusCode.PERMISSION_DENIED, "NOT_ALLOWED", "not for clients"),
+    ],
+    ids=lambda fault: fault.reason,
+)
+async def test_not_signed_in_or_not_allowed_is_4(server: ScriptedServer, fault: Fault) -> None:
+    server.script.plant("ListRuns", fault)
+    result = await rara("ps", server=server.address)
+    assert (result.code, result.err) == (4, f"rara: {fault.reason}: {fault.message}\n")
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (
+            Fault(grpc.StatusCode.FAILED_PRECONDITION, "LEASE_LOST", "the lease has passed on"),
+            "rara: LEASE_LOST: the lease has passed on",
+        ),
+        (
+            Fault(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "PAYLOAD_INVALID",
+                "the input does not fit the schema",
+                violations=[("input.day", "must be a number")],
+            ),
+            "rara: PAYLOAD_INVALID: the input does not fit the schema: input.day: must be a number",
+        ),
+        (
+            Fault(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "SECRET_IN_PAYLOAD",
+                "a raw secret",
+                violations=[("input.db.password", "key rule")],
+            ),
+            (
+                "rara: SECRET_IN_PAYLOAD: a raw secret: input.db.password: key rule"
+                " (next: name the secret in the definition's `secrets` instead)"
+            ),
+        ),
+        (
+            Fault(grpc.StatusCode.ALREADY_EXISTS, "IDEMPOTENCY_CONFLICT", f"run {RUN} has this key"),
+            f"rara: IDEMPOTENCY_CONFLICT: run {RUN} has this key (next: use another --key)",
+        ),
+        (
+            Fault(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", "100,000 steps wait"),
+            "rara: QUEUE_FULL: 100,000 steps wait (next: try again later)",
+        ),
+    ],
+    ids=lambda value: value.reason if isinstance(value, Fault) else "",
+)
+async def test_what_state_schema_or_secret_rule_refuses_is_5(
+    server: ScriptedServer, fault: Fault, line: str
+) -> None:
+    server.script.plant("StartRun", fault)
+    result = await rara("run", "start", "x", "--input", '{"day": "x"}', server=server.address)
+    assert (result.code, result.out, result.err) == (5, "", f"{line}\n")
+
+
+async def test_a_retry_of_a_run_that_did_not_fail_is_5(server: ScriptedServer) -> None:
+    put(server, "SUCCEEDED")
+    result = await rara("run", "retry", RUN, server=server.address)
+    assert (result.code, result.err) == (
+        5,
+        "rara: RUN_NOT_RETRYABLE: the run has not failed (next: rara run get RUN)\n",
+    )
+
+
+async def test_a_definition_file_that_is_wrong_is_5_and_nothing_is_sent(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("definition: good")
+    bad.write_text("definition: x\nsteps: [{timeout: 30}]")
+    for verb in ("apply", "validate"):
+        result = await rara("definition", verb, str(good), str(bad), server=server.address)
+        assert (result.code, result.out) == (5, "")
+        assert result.err.startswith(
+            f"rara: DEFINITION_INVALID: {bad}: steps[0].timeout: must be seconds in quotes"
+        )
+        assert result.err.count("\n") == 1
+    assert server.script.calls == []
+
+
+async def test_a_scheduler_that_cannot_be_reached_is_6() -> None:
+    result = await rara("run", "list", "--server", "127.0.0.1:1")
+    assert result.code == 6
+    assert result.err == (
+        "rara: UNAVAILABLE: the scheduler at 127.0.0.1:1 cannot be reached"
+        " (next: rara dev up, or name another with --server HOST:PORT)\n"
+    )
+
+
+async def test_a_scheduler_that_does_not_answer_in_time_is_6() -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    async with silent:
+        address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        result = await rara("run", "list", "--timeout", "0.2", server=address)
+    assert result.code == 6
+    assert result.err.startswith(
+        f"rara: DEADLINE_EXCEEDED: the scheduler at {address} did not answer in time"
+    )
+
+
+async def test_a_database_behind_the_scheduler_that_is_away_is_6(server: ScriptedServer) -> None:
+    away = Fault(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE", "the database is away")
+    server.script.plant("ListRuns", *[away] * 6)
+    result = await rara("run", "list", server=server.address)
+    assert (result.code, result.err) == (
+        6,
+        "rara: STORE_UNAVAILABLE: the database is away (next: try again later)\n",
+    )
+
+
+async def test_the_last_line_of_jsonl_says_how_it_ended(server: ScriptedServer) -> None:
+    put(server, "FAILED", "GPU_OOM")
+    result = await rara("watch", RUN, "-o", "jsonl", server=server.address)
+    assert result.code == 10
+    events = [json.loads(line) for line in result.lines]
+    assert [event["type"] for event in events] == ["run", "step_run", "snapshot_end", "result"]
+    assert events[-1]["exit_code"] == 10
+    assert events[-1]["state"] == "failed"
+    assert events[-1]["error"]["code"] == "GPU_OOM"
