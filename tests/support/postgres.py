@@ -1,0 +1,113 @@
+"""PostgreSQL servers for tests: those of this machine, each started once, with a database per test.
+
+async def test_x(database_url: str): ...        a migrated database of its own, dropped afterwards
+async def test_y(empty_database_url: str): ...  the same without any migration
+async def test_z(postgres_server: PostgresServer): ...  the server, to make more databases or look inside
+"""
+
+import itertools
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+from rara_scheduler.embedded import Binaries, EmbeddedPostgres, Source, all_binaries
+from rara_scheduler.store.migrate import migrate
+
+TEMPLATE = "rara_template"
+# A test's database need not survive a power cut. What a commit waits for, and what it locks, stays the same.
+FAST = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "autovacuum_naptime": "5s",
+}
+
+
+class PostgresServer:
+    """One running server, whose databases tests make and drop."""
+
+    def __init__(self, name: str, binaries: Binaries, directory: Path) -> None:
+        self.name = name  # as in test ids: pg18-wheel
+        self.binaries = binaries
+        self.embedded = EmbeddedPostgres(directory, binaries=binaries.bin, settings=FAST)
+        self._numbers = itertools.count(1)
+        self._has_template = False
+
+    @property
+    def major(self) -> int:
+        return self.binaries.major
+
+    @asynccontextmanager
+    async def database(self, *, migrated: bool = True) -> AsyncIterator[str]:
+        """The address of a new database, which is dropped at the end, whoever is still connected."""
+        if migrated:
+            await self._make_template()
+        name = f"test_{next(self._numbers)}"
+        template = TEMPLATE if migrated else "template1"
+        await self._command(f"create database {name} template {template}")
+        try:
+            yield self.embedded.dsn_of(name)
+        finally:
+            await self._command(f"drop database {name} with (force)")
+
+    async def _make_template(self) -> None:
+        if not self._has_template:
+            await self._command(f"create database {TEMPLATE}")
+            await migrate(self.embedded.dsn_of(TEMPLATE))
+            self._has_template = True
+
+    async def _command(self, statement: str) -> None:
+        connection = await asyncpg.connect(self.embedded.dsn_of("postgres"), timeout=10)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close(timeout=10)
+
+
+class PostgresServers:
+    """All servers of a session, each started when the first test asks for it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._started: dict[str, PostgresServer] = {}
+
+    async def get(self, name: str) -> PostgresServer:
+        if name not in self._started:
+            server = PostgresServer(name, available_servers()[name], self._directory / name)
+            await server.embedded.start()
+            self._started[name] = server
+        return self._started[name]
+
+    async def stop(self) -> None:
+        for server in self._started.values():
+            await server.embedded.stop()
+            shutil.rmtree(server.embedded.directory)
+
+
+_available: dict[str, Binaries] = {}
+
+
+def available_servers() -> dict[str, Binaries]:
+    """What this machine has, by name like `pg15-system`; looked for once."""
+    if not _available:
+        for binaries in all_binaries():
+            _available.setdefault(f"pg{binaries.major}-{binaries.source}", binaries)
+    return _available
+
+
+def wanted_servers(option: str | None, folder: str) -> Sequence[str]:
+    """Names of the servers that a test below tests/`folder` runs on.
+
+    option: `--postgres`, sources separated by commas. Without it the store's tests run on all that there are,
+    everything else on the one that comes with the package, or on the first where that is not installed.
+    """
+    found = available_servers()
+    if option:
+        sources = {Source(source.strip()) for source in option.split(",")}
+        return [name for name, binaries in found.items() if binaries.source in sources]
+    if folder == "store":
+        return list(found)
+    wheels = [name for name, binaries in found.items() if binaries.source is Source.WHEEL]
+    return wheels[:1] or list(found)[:1]
