@@ -1,0 +1,115 @@
+"""`rara-executor`: read the settings, run the executor until a signal ends it."""
+
+import asyncio
+import os
+import signal
+import sys
+from enum import IntEnum
+
+# grpc must not add handlers of its own around fork: what we start, we spawn.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
+import click
+
+from rara_executor import logs, settings
+from rara_executor.app import Executor
+from rara_executor.connection import ReplacedError
+from rara_executor.errors import ConfigurationError
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    REPLACED = 3
+
+
+@click.command()
+@click.option("--scheduler", metavar="HOST:PORT", help="Where the scheduler listens.  [RARA_SCHEDULER]")
+@click.option(
+    "--module", "modules", multiple=True, help="Importable module with operations.  [RARA_EXECUTOR_MODULES]"
+)
+@click.option("--name", help="The label people know this executor by.  [RARA_EXECUTOR_NAME]")
+@click.option("--slots", type=int, help="Jobs at once.  [RARA_EXECUTOR_SLOTS]")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="[RARA_EXECUTOR_LABELS]")
+@click.option("--dir", "folder", help="Folder for scratch and cache.  [RARA_EXECUTOR_DIR]")
+@click.option("--stop-s", type=float, help="Seconds from SIGTERM to the end.  [RARA_EXECUTOR_STOP_S]")
+@click.option("--log-format", type=click.Choice(["json", "console"]), help="[RARA_LOG_FORMAT]")
+def main(
+    scheduler: str | None,
+    modules: tuple[str, ...],
+    name: str | None,
+    slots: int | None,
+    labels: tuple[str, ...],
+    folder: str | None,
+    stop_s: float | None,
+    log_format: str | None,
+) -> None:
+    """Run steps for a scheduler, in processes of their own."""
+    flags: dict[str, object] = {
+        "scheduler": scheduler,
+        "executor_modules": modules or None,
+        "executor_name": name,
+        "executor_slots": slots,
+        "executor_labels": ",".join(labels) or None,
+        "executor_dir": folder,
+        "executor_stop_s": stop_s,
+        "log_format": log_format,
+    }
+    try:
+        chosen = settings.load({key: value for key, value in flags.items() if value is not None})
+    except ConfigurationError as error:
+        click.echo(f"rara-executor: {error}", err=True)
+        sys.exit(ExitCode.USAGE)
+    logs.configure(log_format=chosen.log_format, level=chosen.log_level)
+    sys.exit(_run(chosen))
+
+
+def _run(chosen: settings.Settings) -> ExitCode:
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory(chosen)) as runner:
+            runner.run(_serve(chosen))
+    except ConfigurationError as error:
+        click.echo(f"rara-executor: {error}", err=True)
+        return ExitCode.FAILED
+    except ReplacedError as error:
+        click.echo(f"rara-executor: {error}", err=True)
+        return ExitCode.REPLACED
+    return ExitCode.OK
+
+
+async def _serve(chosen: settings.Settings) -> None:
+    executor = Executor(
+        chosen,
+        sys_path=[entry for entry in sys.path if entry],
+        on_connected=lambda: click.echo(
+            f"rara-executor {chosen.executor_name} connected to {chosen.scheduler}"
+        ),
+    )
+    loop = asyncio.get_running_loop()
+    signals = 0
+
+    def on_signal() -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            os._exit(ExitCode.FAILED)  # at once, as asked: the warden ends the runners
+        executor.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await executor.run()
+
+
+def _loop_factory(chosen: settings.Settings) -> "type[asyncio.AbstractEventLoop] | None":
+    if not chosen.executor_uvloop:
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        raise ConfigurationError("RARA_EXECUTOR_UVLOOP needs uvloop: install rara[speed]") from None
+    return uvloop.Loop
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Composition root of the executor: builds every part, and owns the order of start and stop."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from importlib import metadata
+
+import grpc
+import structlog
+import uuid_utils
+from rara.v1 import dispatch_pb2
+
+from rara_executor import fencing, payload
+from rara_executor.artifacts import ArtifactStore
+from rara_executor.blob_cache import BlobCache
+from rara_executor.blob_client import BlobClient
+from rara_executor.connection import CHANNEL_OPTIONS, Connection, ReplacedError
+from rara_executor.drain import Drain
+from rara_executor.lease_clock import lease_now
+from rara_executor.outbox import Outbox
+from rara_executor.redaction import Redactor
+from rara_executor.runner_pool import PoolLimits, RunnerPool
+from rara_executor.runner_protocol import OperationInfo, Setup
+from rara_executor.scratch import ScratchFolder
+from rara_executor.settings import Settings
+from rara_executor.supervisor import Identity, Supervisor, SupervisorLimits
+from rara_executor.warden_link import Warden
+
+log = structlog.get_logger(__name__)
+
+SWEEP_S = 1.0
+
+
+class Executor:
+    """One executor process: `run` holds its whole life, `stop` begins its end."""
+
+    def __init__(
+        self, settings: Settings, *, sys_path: list[str], on_connected: Callable[[], None] = lambda: None
+    ) -> None:
+        self.executor_id = str(uuid_utils.uuid7())
+        self._settings = settings
+        self._sys_path = sys_path
+        self._on_connected = on_connected
+        self._stop = asyncio.Event()
+        self._connection: Connection | None = None
+
+    def stop(self) -> None:
+        """Drain, then end; the bound is RARA_EXECUTOR_STOP_S."""
+        self._stop.set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the last heartbeats were answered in time: jobs can come."""
+        session = None if self._connection is None else self._connection.session
+        return session is not None and session.is_ready(lease_now())
+
+    async def run(self) -> None:
+        """Until stopped, drained, or replaced. Raises ConfigurationError, ReplacedError."""
+        settings = self._settings
+        scratch = ScratchFolder(settings.executor_dir, self.executor_id)
+        warden = Warden()
+        with contextlib.ExitStack() as stack:
+            await asyncio.to_thread(scratch.open)
+            stack.callback(scratch.close)
+            warden.start()
+            stack.callback(warden.stop)
+            async with (
+                grpc.aio.insecure_channel(settings.scheduler, options=CHANNEL_OPTIONS) as session_channel,
+                # The local option keeps gRPC from sharing one connection: an upload must not delay a heartbeat.
+                grpc.aio.insecure_channel(
+                    settings.scheduler, options=[*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+                ) as blob_channel,
+            ):
+                await self._run(scratch, warden, session_channel, BlobClient(blob_channel))
+
+    async def _run(
+        self, scratch: ScratchFolder, warden: Warden, channel: grpc.aio.Channel, blobs: BlobClient
+    ) -> None:
+        settings = self._settings
+        outbox = Outbox()
+        cache = BlobCache(scratch.cache, limit_bytes=settings.executor_cache_bytes, fetch=blobs.download)
+        store = ArtifactStore(blobs, cache, transfers=settings.executor_transfers)
+        async with asyncio.TaskGroup() as work:
+            supervisor = Supervisor(
+                Identity(
+                    executor_id=self.executor_id,
+                    executor_name=settings.executor_name,
+                    executor_kind=settings.executor_kind,
+                    sdk=f"rara-python/{_version()}",
+                    labels=settings.executor_labels,
+                ),
+                SupervisorLimits(
+                    slots=settings.executor_slots,
+                    grace_s=settings.executor_grace_s,
+                    scratch=scratch.jobs,
+                    secrets=settings.executor_secrets_dir,
+                ),
+                outbox,
+                store,
+                Redactor(),
+                work,
+            )
+            supervisor.pool = pool = RunnerPool(
+                Setup(list(settings.executor_modules), self._sys_path, settings.executor_memory_bytes),
+                PoolLimits(
+                    slots=settings.executor_slots,
+                    jobs_per_runner=settings.executor_jobs_per_runner,
+                    prestart=settings.executor_prestart,
+                    idle_s=settings.executor_idle_s,
+                    start_timeout_s=settings.executor_start_timeout_s,
+                ),
+                supervisor,
+                warden,
+            )
+            try:
+                operations = await self._started(pool)
+                if operations is not None:
+                    supervisor.offer(operations, capabilities(operations))
+                    self._connection = Connection(channel, outbox, supervisor)
+                    await self._serve(supervisor, pool, warden, self._connection)
+            finally:
+                self._connection = None
+                await pool.stop()
+
+    async def _serve(
+        self, supervisor: Supervisor, pool: RunnerPool, warden: Warden, connection: Connection
+    ) -> None:
+        """Fencing and sweeping outlive the drain, and runners outlive both."""
+        drain = Drain(supervisor, stop_s=self._settings.executor_stop_s)
+        try:
+            async with asyncio.TaskGroup() as group:
+                sessions = group.create_task(connection.run(), name="sessions")
+                others = [
+                    group.create_task(fencing.run(supervisor, warden), name="fencing"),
+                    group.create_task(_sweep(pool), name="runner sweep"),
+                    group.create_task(self._report_readiness(supervisor), name="readiness"),
+                    group.create_task(_forward(self._stop.wait(), drain.stop), name="stop"),
+                    group.create_task(_asked(supervisor, drain), name="drain request"),
+                ]
+                await drain.begun.wait()
+                await drain.run(connection, sessions)
+                for task in (*others, sessions):
+                    task.cancel()
+        except* ReplacedError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _started(self, pool: RunnerPool) -> list[OperationInfo] | None:
+        """What the runners can run; None: we were stopped before they could say."""
+        start = asyncio.create_task(pool.start(), name="first runner")
+        stop = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
+            return start.result() if start.done() else None
+        finally:
+            for task in (start, stop):
+                task.cancel()
+            await asyncio.wait([start, stop])
+
+    async def _report_readiness(self, supervisor: Supervisor) -> None:
+        await supervisor.welcomed.wait()
+        self._on_connected()
+        ready: bool | None = None
+        while True:
+            if ready is not self.is_ready:
+                ready = self.is_ready
+                log.info("executor.readiness_changed", ready=ready)
+            await asyncio.sleep(SWEEP_S)
+
+
+async def _forward(cause: Coroutine[None, None, object], effect: Callable[[], None]) -> None:
+    await cause
+    effect()
+
+
+async def _asked(supervisor: Supervisor, drain: Drain) -> None:
+    drain.asked(await supervisor.drain_requested)
+
+
+async def _sweep(pool: RunnerPool) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        pool.sweep()
+
+
+def capabilities(operations: list[OperationInfo]) -> list[dispatch_pb2.Capability]:
+    """One capability per kind, with all its versions."""
+    kinds: dict[str, list[OperationInfo]] = {}
+    for operation in operations:
+        kinds.setdefault(operation.kind, []).append(operation)
+    return [
+        dispatch_pb2.Capability(
+            kind=kind,
+            versions=[operation.version for operation in same],
+            max_concurrency=_kind_concurrency(same),
+            input_schema_sha256=_schema_digest(same),
+        )
+        for kind, same in kinds.items()
+    ]
+
+
+def _kind_concurrency(operations: list[OperationInfo]) -> int:
+    """0 as soon as one version has no bound of its own: each version's own is kept here."""
+    bounds = [operation.max_concurrency for operation in operations]
+    return 0 if 0 in bounds else max(bounds)
+
+
+def _schema_digest(operations: list[OperationInfo]) -> str:
+    digests = {operation.version: operation.input_schema_sha256 for operation in operations}
+    different = set(digests.values())
+    return different.pop() if len(different) == 1 else payload.canonical_sha256(digests)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("rara")
+    except metadata.PackageNotFoundError:
+        return "0"

@@ -1,0 +1,74 @@
+"""Sessions one after the other: reconnects with full jitter for as long as anything is to be said."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import grpc
+import structlog
+from rara.v1 import dispatch_pb2_grpc
+
+from rara_executor.errors import ExecutorError
+from rara_executor.outbox import Outbox
+from rara_executor.session import Session, SessionEnd, SessionEvents
+
+log = structlog.get_logger(__name__)
+
+FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 5.0
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", 64 << 20),  # the channel opens before Welcome tells the limit
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    # Keepalive stays off: heartbeats show both directions, and a server counts pings against us.
+]
+
+
+class ReplacedError(ExecutorError):
+    """Another process has opened a session with our executor_id: this one must not come back."""
+
+
+class Connection:
+    """Holds at most one session, and opens the next when one has ended, whatever ended it."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        outbox: Outbox,
+        events: SessionEvents,
+        *,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.session: Session | None = None
+        self._stub = dispatch_pb2_grpc.DispatchServiceStub(channel)
+        self._outbox = outbox
+        self._events = events
+        self._jitter = jitter
+
+    async def run(self) -> None:
+        """Until our Goodbye. Raises ReplacedError."""
+        failures = 0
+        while True:
+            end = await self._one_session()
+            self._outbox.rewind()
+            log.info("session.ended", reason=end.reason, welcomed=end.welcomed)
+            if end.said_goodbye:
+                return
+            failures = 0 if end.welcomed else failures + 1
+            wait_s = self._jitter() * min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures, 16))
+            if end.went_away is not None:
+                if end.went_away.reason == "REPLACED":
+                    raise ReplacedError("another session of this executor_id has replaced ours")
+                if end.went_away.HasField("reconnect_after"):
+                    wait_s = end.went_away.reconnect_after.ToNanoseconds() / 1e9
+            await asyncio.sleep(wait_s)
+
+    async def _one_session(self) -> SessionEnd:
+        self.session = session = Session(self._stub.Connect(), self._outbox, self._events)
+        try:
+            return await session.run()
+        finally:
+            self.session = None

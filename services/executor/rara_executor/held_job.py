@@ -1,0 +1,82 @@
+"""One job from its request to the acknowledgement of its last event."""
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from rara.v1 import common_pb2, job_pb2
+
+from rara_executor.artifacts import JobArtifacts
+from rara_executor.lease_clock import LeaseClock
+from rara_executor.runner import Runner
+from rara_executor.runner_protocol import Failed, OperationInfo, Stopped, Succeeded
+
+
+class Phase(StrEnum):
+    ACCEPTING = "accepting"  # a slot is reserved; `accepted` is not acknowledged, no user code may run
+    ACCEPTED = "accepted"  # acknowledged, but the lease is not certain: a renewal is waited for
+    STARTING = "starting"  # waits for its secrets or for a runner
+    RUNNING = "running"  # in a runner
+    ENDED = "ended"  # its terminal event is in the outbox
+
+
+class StopKind(StrEnum):
+    CANCEL = "cancel"  # ends as `cancelled` with the reason
+    FAIL = "fail"  # ends as `failed` with the reason as its code
+    LOST = "lost"  # ends without a word
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a job is being stopped. reason: a code of the contract."""
+
+    kind: StopKind
+    reason: str
+    message: str = ""
+
+
+Outcome = Succeeded | Failed | Stopped
+
+
+@dataclass(slots=True, eq=False)
+class HeldJob:
+    request: job_pb2.JobRequest
+    operation: OperationInfo
+    scratch: Path
+    clock: LeaseClock
+    artifacts: JobArtifacts
+    received_at: float  # on the loop's clock, like the next
+    phase: Phase = Phase.ACCEPTING
+    progressed_at: float = 0.0
+    runner: Runner | None = None
+    stop: Stop | None = None
+    outcome: Outcome | None = None  # what the handler said, while its runner still has to end
+    checkpoint: common_pb2.Payload | None = None  # the newest reported
+    running_sequence: int = 0
+    refused_sequence: int = 0  # of the event that a terminal one has to replace
+    refusals: int = 0
+    kill_timer: asyncio.TimerHandle | None = None
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    effects: dict[int, int] = field(default_factory=dict)  # sequence to the runner's request
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def lease(self) -> job_pb2.Lease:
+        return self.request.lease
+
+    @property
+    def token(self) -> int:
+        return self.request.lease.lease_token
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase is Phase.ENDED
+
+    def cancel_timers(self) -> None:
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+        if self.kill_timer is not None:
+            self.kill_timer.cancel()
+            self.kill_timer = None

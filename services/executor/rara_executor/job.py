@@ -1,0 +1,453 @@
+"""What a handler is given: its job, and the ways back."""
+
+import asyncio
+import inspect
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from rara_executor import payload, text
+from rara_executor.artifact_files import (
+    Derivation,
+    InputArtifact,
+    OutputArtifact,
+    OutputFile,
+    check_metadata,
+    keep_bytes,
+    keep_file,
+)
+from rara_executor.codes import Code
+from rara_executor.errors import JobFailure, PayloadTooLarge
+from rara_executor.runner_protocol import (
+    FromRunner,
+    LogLine,
+    OpenArtifact,
+    Progress,
+    PutArtifact,
+    RecordEffect,
+    Reply,
+    Request,
+    StartJob,
+)
+
+R = TypeVar("R")
+
+
+class AsyncPort(Protocol):
+    """The way from an async handler to whoever runs it."""
+
+    async def send(self, message: FromRunner) -> None: ...
+
+    async def request(self, message: Request) -> Reply: ...
+
+    def post(self, message: FromRunner) -> None: ...
+
+    def next_request(self) -> int: ...
+
+
+class BlockingPort(Protocol):
+    """The same for a blocking handler."""
+
+    def send(self, message: FromRunner) -> None: ...
+
+    def request(self, message: Request) -> Reply: ...
+
+    def post(self, message: FromRunner) -> None: ...
+
+    def next_request(self) -> int: ...
+
+
+class JobLog:
+    """Log lines with the step's ids; a secret in them is replaced before they are written."""
+
+    def __init__(self, lease_token: int, post: Callable[[FromRunner], None]) -> None:
+        self._lease_token = lease_token
+        self._post = post
+
+    def debug(self, event: str, **values: object) -> None:
+        self._line("debug", event, values)
+
+    def info(self, event: str, **values: object) -> None:
+        self._line("info", event, values)
+
+    def warning(self, event: str, **values: object) -> None:
+        self._line("warning", event, values)
+
+    def error(self, event: str, **values: object) -> None:
+        self._line("error", event, values)
+
+    def _line(self, level: str, event: str, values: Mapping[str, object]) -> None:
+        kept = {text.valid(str(key)): _short(value) for key, value in values.items()}
+        self._post(LogLine(self._lease_token, level, _short(event), kept))
+
+
+class JobView:
+    """What a job is: the same for async and blocking handlers."""
+
+    def __init__(self, start: StartJob, post: Callable[[FromRunner], None]) -> None:
+        self.input: Any = payload.decode(start.input)
+        self.checkpoint: Any = None if start.checkpoint is None else payload.decode(start.checkpoint)
+        self.step_run_id = start.step_run_id
+        self.workflow_run_id = start.workflow_run_id
+        self.step_name = start.step_name
+        self.definition = start.definition
+        self.attempt = start.attempt
+        self.lease_token = start.lease_token
+        self.idempotency_key = start.idempotency_key
+        self.failures = start.failures
+        self.max_attempts = start.max_attempts
+        self.kind = start.kind
+        self.kind_version = start.kind_version
+        self.secrets: Mapping[str, str] = start.secrets
+        self.log = JobLog(start.lease_token, post)
+        self._start = start
+        self._ends_at = None if start.time_left_s is None else time.monotonic() + start.time_left_s
+        self._cancel_reason = ""
+        self._effects = dict(start.effects)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler was asked to stop."""
+        return bool(self._cancel_reason)
+
+    @property
+    def cancel_reason(self) -> str:
+        """Why it was asked to stop, a code of the contract; empty while it was not."""
+        return self._cancel_reason
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Seconds to the deadline or the attempt's timeout, whichever is first; None: there is neither."""
+        return None if self._ends_at is None else max(0.0, self._ends_at - time.monotonic())
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for this attempt alone, removed when the attempt has ended."""
+        path = Path(self._start.scratch)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def ask_to_stop(self, reason: str) -> None:
+        """For the runner: the handler sees `cancelled`."""
+        self._cancel_reason = reason
+
+    def _progress(
+        self,
+        fraction: float | None,
+        message: str,
+        metrics: Mapping[str, float] | None,
+        checkpoint: object,
+    ) -> Progress:
+        limit = self._start.max_payload_bytes
+        return Progress(
+            lease_token=self.lease_token,
+            fraction=_fraction(fraction),
+            message=text.cut(text.valid(str(message)), 4 * text.MAX_PROGRESS_BYTES),
+            metrics=_finite(metrics or {}),
+            checkpoint=None
+            if checkpoint is None
+            else payload.encode(checkpoint, what="checkpoint", limit_bytes=limit),
+        )
+
+    def _recorded(self, name: str) -> tuple[bool, Any]:
+        known = self._effects.get(name)
+        return known is not None, payload.decode(known.encode()) if known else None
+
+    def _effect(self, name: str, result: object, request: int) -> RecordEffect:
+        if len(self._effects) >= payload.MAX_EFFECTS:
+            raise JobFailure(
+                Code.PAYLOAD_TOO_LARGE,
+                f"a step records at most {payload.MAX_EFFECTS} effects",
+                retryable=False,
+            )
+        encoded = payload.encode(result, what=f"effect {name}", limit_bytes=payload.MAX_EFFECT_BYTES)
+        return RecordEffect(self.lease_token, request, name, encoded)
+
+    def _remember(self, effect: RecordEffect) -> Any:
+        # What later attempts will get, this one gets too: a list for a tuple.
+        self._effects[effect.name] = effect.result.decode()
+        return payload.decode(effect.result)
+
+    def _input(self, name: str) -> InputArtifact:
+        for info in self._start.inputs:
+            if info.name == name:
+                return InputArtifact.unopened(info)
+        known = ", ".join(sorted(info.name for info in self._start.inputs)) or "none"
+        raise JobFailure(Code.ARTIFACT_MISSING, f"no input artifact {name!r}; there are: {known}")
+
+
+class Job(JobView):
+    """One attempt, for an `async def` handler."""
+
+    def __init__(self, start: StartJob, port: AsyncPort) -> None:
+        super().__init__(start, port.post)
+        self._port = port
+        self._once: dict[str, asyncio.Lock] = {}
+        self.artifacts = Artifacts(self, port)
+
+    async def progress(
+        self,
+        fraction: float | None = None,
+        message: str = "",
+        metrics: Mapping[str, float] | None = None,
+        checkpoint: object = None,
+    ) -> None:
+        """Report how far it is, from 0 to 1; the newest checkpoint is what a later attempt starts from."""
+        await self._port.send(self._progress(fraction, message, metrics, checkpoint))
+
+    async def once(self, name: str, fn: Callable[[], Awaitable[R] | R]) -> R:
+        """The result of fn, from whichever attempt recorded it first; fn may be async.
+
+        A crash between fn and the record repeats fn, so hand `idempotency_key` to what it calls.
+        """
+        async with self._once.setdefault(name, asyncio.Lock()):
+            known, value = self._recorded(name)
+            if known:
+                recorded: R = value
+                return recorded
+            outcome = fn()
+            result = await outcome if inspect.isawaitable(outcome) else outcome
+            effect = self._effect(name, result, self._port.next_request())
+            _raise(await self._port.request(effect))
+            stored: R = self._remember(effect)
+            return stored
+
+
+class BlockingJob(JobView):
+    """One attempt, for a plain `def` handler."""
+
+    def __init__(self, start: StartJob, port: BlockingPort) -> None:
+        super().__init__(start, port.post)
+        self._port = port
+        self.artifacts = BlockingArtifacts(self, port)
+
+    def progress(
+        self,
+        fraction: float | None = None,
+        message: str = "",
+        metrics: Mapping[str, float] | None = None,
+        checkpoint: object = None,
+    ) -> None:
+        """Report how far it is, from 0 to 1; the newest checkpoint is what a later attempt starts from."""
+        self._port.send(self._progress(fraction, message, metrics, checkpoint))
+
+    def once(self, name: str, fn: Callable[[], R]) -> R:
+        """The result of fn, from whichever attempt recorded it first."""
+        known, value = self._recorded(name)
+        if known:
+            recorded: R = value
+            return recorded
+        effect = self._effect(name, fn(), self._port.next_request())
+        _raise(self._port.request(effect))
+        stored: R = self._remember(effect)
+        return stored
+
+
+class ArtifactsView:
+    """The artifacts of one job: named inputs, and the outputs so far."""
+
+    def __init__(self, job: JobView) -> None:
+        self._job = job
+        self._opened: dict[str, InputArtifact] = {}
+        self._put: dict[str, OutputArtifact] = {}
+
+    def names(self) -> list[str]:
+        """The names of the input artifacts."""
+        return sorted(info.name for info in self._job._start.inputs)  # noqa: SLF001 - two halves of one object
+
+    def _target(self, name: str) -> Path:
+        if not name or name in self._put:
+            raise ValueError(f"artifact name {name!r} is empty or was used before")
+        self._put[name] = OutputArtifact(name, "", 0)  # taken, also while another put is under way
+        return self._job.scratch / f"out-{len(self._put)}"
+
+    def _message(
+        self,
+        file: OutputFile,
+        name: str,
+        request: int,
+        media_type: str,
+        type_: str,
+        metadata: object,
+        derived_from: Sequence[Derivation],
+    ) -> PutArtifact:
+        return PutArtifact(
+            lease_token=self._job.lease_token,
+            request=request,
+            name=text.valid(name),
+            path=str(file.path),
+            sha256=file.sha256,
+            size_bytes=file.size_bytes,
+            media_type=text.valid(media_type),
+            type=text.valid(type_),
+            metadata=check_metadata(name, metadata),
+            derived_from=[self._source(source) for source in derived_from],
+        )
+
+    def _source(self, source: Derivation) -> tuple[str, int]:
+        if isinstance(source, str):
+            source = self._job._input(source)  # noqa: SLF001 - two halves of one object
+        return source.digest, source.size_bytes
+
+    def _stored(self, name: str, message: PutArtifact) -> OutputArtifact:
+        self._put[name] = OutputArtifact(name, message.sha256, message.size_bytes)
+        return self._put[name]
+
+
+class Artifacts(ArtifactsView):
+    """Artifacts for an `async def` handler."""
+
+    def __init__(self, job: Job, port: AsyncPort) -> None:
+        super().__init__(job)
+        self._port = port
+
+    async def open(self, name: str) -> InputArtifact:
+        """Fetch an input artifact, verified by digest and size."""
+        if name not in self._opened:
+            artifact = self._job._input(name)  # noqa: SLF001 - two halves of one object
+            message = OpenArtifact(self._job.lease_token, self._port.next_request(), name)
+            reply = await self._port.request(message)
+            _raise(reply)
+            self._opened[name] = artifact.at(Path(reply.path))
+        return self._opened[name]
+
+    async def put_file(
+        self,
+        name: str,
+        path: str | Path,
+        type: str = "blob",  # noqa: A002 - the contract's name
+        media_type: str = "application/octet-stream",
+        metadata: object = None,
+        derived_from: Sequence[Derivation] = (),
+    ) -> OutputArtifact:
+        """Store a copy of the file as an output. derived_from: which inputs it was made from; empty: all."""
+        target = self._target(name)
+        return await self._keep(
+            name, lambda: keep_file(Path(path), target), media_type, type, metadata, derived_from
+        )
+
+    async def put_bytes(
+        self,
+        name: str,
+        data: bytes,
+        type: str = "blob",  # noqa: A002 - the contract's name
+        media_type: str = "application/octet-stream",
+        metadata: object = None,
+        derived_from: Sequence[Derivation] = (),
+    ) -> OutputArtifact:
+        """Store bytes as an output."""
+        target = self._target(name)
+        return await self._keep(
+            name, lambda: keep_bytes(data, target), media_type, type, metadata, derived_from
+        )
+
+    async def _keep(
+        self,
+        name: str,
+        keep: Callable[[], OutputFile],
+        media_type: str,
+        type_: str,
+        metadata: object,
+        derived_from: Sequence[Derivation],
+    ) -> OutputArtifact:
+        try:
+            check_metadata(name, metadata)
+            file = await asyncio.to_thread(keep)
+            request = self._port.next_request()
+            message = self._message(file, name, request, media_type, type_, metadata, derived_from)
+            _raise(await self._port.request(message))
+        except BaseException:
+            del self._put[name]  # it was not stored: the name is free again
+            raise
+        return self._stored(name, message)
+
+
+class BlockingArtifacts(ArtifactsView):
+    """Artifacts for a plain `def` handler."""
+
+    def __init__(self, job: BlockingJob, port: BlockingPort) -> None:
+        super().__init__(job)
+        self._port = port
+
+    def open(self, name: str) -> InputArtifact:
+        """Fetch an input artifact, verified by digest and size."""
+        if name not in self._opened:
+            artifact = self._job._input(name)  # noqa: SLF001 - two halves of one object
+            reply = self._port.request(OpenArtifact(self._job.lease_token, self._port.next_request(), name))
+            _raise(reply)
+            self._opened[name] = artifact.at(Path(reply.path))
+        return self._opened[name]
+
+    def put_file(
+        self,
+        name: str,
+        path: str | Path,
+        type: str = "blob",  # noqa: A002 - the contract's name
+        media_type: str = "application/octet-stream",
+        metadata: object = None,
+        derived_from: Sequence[Derivation] = (),
+    ) -> OutputArtifact:
+        """Store a copy of the file as an output. derived_from: which inputs it was made from; empty: all."""
+        target = self._target(name)
+        return self._keep(
+            name, lambda: keep_file(Path(path), target), media_type, type, metadata, derived_from
+        )
+
+    def put_bytes(
+        self,
+        name: str,
+        data: bytes,
+        type: str = "blob",  # noqa: A002 - the contract's name
+        media_type: str = "application/octet-stream",
+        metadata: object = None,
+        derived_from: Sequence[Derivation] = (),
+    ) -> OutputArtifact:
+        """Store bytes as an output."""
+        target = self._target(name)
+        return self._keep(name, lambda: keep_bytes(data, target), media_type, type, metadata, derived_from)
+
+    def _keep(
+        self,
+        name: str,
+        keep: Callable[[], OutputFile],
+        media_type: str,
+        type_: str,
+        metadata: object,
+        derived_from: Sequence[Derivation],
+    ) -> OutputArtifact:
+        try:
+            check_metadata(name, metadata)
+            file = keep()
+            request = self._port.next_request()
+            message = self._message(file, name, request, media_type, type_, metadata, derived_from)
+            _raise(self._port.request(message))
+        except BaseException:
+            del self._put[name]  # it was not stored: the name is free again
+            raise
+        return self._stored(name, message)
+
+
+def _raise(reply: Reply) -> None:
+    if reply.code:
+        raise JobFailure(reply.code, reply.message)
+
+
+def _fraction(value: float | None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return min(1.0, max(0.0, float(value)))
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A loss that became NaN is no reason to lose the step: such a metric is left out."""
+    pairs = ((text.valid(str(name)), float(value)) for name, value in metrics.items())
+    return {name: value for name, value in pairs if math.isfinite(value)}
+
+
+def _short(value: object) -> str:
+    return text.cut(text.valid(str(value)), text.MAX_PROGRESS_BYTES)
+
+
+__all__ = ["Artifacts", "BlockingArtifacts", "BlockingJob", "Job", "PayloadTooLarge"]

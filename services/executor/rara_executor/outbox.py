@@ -1,0 +1,270 @@
+"""Events that are not known to be stored: numbered, gathered into frames, kept, sent again.
+
+Pure: time comes in, frames go out. One outbox serves all jobs of an executor.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from rara.v1 import job_pb2
+
+MAX_BATCH_BYTES = 1 << 20
+MAX_BATCH_EVENTS = 100
+PROGRESS_BATCH_BYTES = 256 << 10
+PROGRESS_DELAY_S = 0.010
+# Unsent progress of one job beyond which a newer one is merged into the last.
+MAX_UNSENT_PROGRESS = 8
+
+_TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class _State(Enum):
+    QUEUED = auto()
+    SENT = auto()
+    HELD = auto()  # refused: its cause is being mended
+    GONE = auto()  # acknowledged or dropped; still in the queue
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One event on its way. first_sent_at: on the caller's clock."""
+
+    event: job_pb2.ProgressEvent
+    kind: str
+    size_bytes: int
+    order: int
+    queued_at: float
+    state: _State = _State.QUEUED
+    first_sent_at: float | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.kind in _TERMINAL
+
+    @property
+    def sequence(self) -> int:
+        return self.event.sequence
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The events of one lease."""
+
+    last_sequence: int = 0
+    acked_sequence: int = 0
+    unsent_progress: int = 0
+    entries: dict[int, Entry] = field(default_factory=dict)
+
+
+class Outbox:
+    def __init__(self, *, event_window: int = 1000) -> None:
+        self.event_window = event_window
+        self.in_flight = 0  # sent in this session and not answered
+        self.held_bytes = 0
+        self._lanes: dict[int, _Lane] = {}
+        self._queue: deque[Entry] = deque()
+        self._urgent = 0  # queued entries that are not progress
+        self._queued = 0
+        self._queued_bytes = 0
+        self._orders = 0
+
+    def add(self, event: job_pb2.ProgressEvent, now: float, *, connected: bool = True) -> int:
+        """Number the event and take it in. Its lease must be set. Returns its sequence number.
+
+        A progress event is merged into the lease's last one, if that was not sent and there is pressure:
+        no session, a full window, or many unsent ones.
+        """
+        lane = self._lanes.setdefault(event.lease.lease_token, _Lane())
+        kind = event.WhichOneof("event") or ""
+        if kind == "progress":
+            last = lane.entries.get(lane.last_sequence)
+            pressed = (
+                not connected
+                or self.in_flight >= self.event_window
+                or lane.unsent_progress >= MAX_UNSENT_PROGRESS
+            )
+            if pressed and last is not None and last.kind == "progress" and last.state is _State.QUEUED:
+                self._merge(last, event)
+                return last.sequence
+        lane.last_sequence += 1
+        event.sequence = lane.last_sequence
+        self._orders += 1
+        entry = Entry(event, kind, event.ByteSize(), self._orders, now)
+        lane.entries[event.sequence] = entry
+        self.held_bytes += entry.size_bytes
+        self._enqueue(entry)
+        return entry.sequence
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until the next frame should leave; 0: now; None: nothing can be sent."""
+        if not self._queued or self.in_flight >= self.event_window:
+            return None
+        if self._urgent or self._queued >= MAX_BATCH_EVENTS or self._queued_bytes >= PROGRESS_BATCH_BYTES:
+            return 0.0
+        self._skip_gone()
+        return max(0.0, self._queue[0].queued_at + PROGRESS_DELAY_S - now)
+
+    def take(self, now: float) -> list[job_pb2.ProgressEvent]:
+        """The events of the next frame, oldest first; they count as sent."""
+        events: list[job_pb2.ProgressEvent] = []
+        size = 0
+        while self._queue and len(events) < MAX_BATCH_EVENTS and self.in_flight < self.event_window:
+            self._skip_gone()
+            if not self._queue:
+                break
+            entry = self._queue[0]
+            if events and size + entry.size_bytes > MAX_BATCH_BYTES:
+                break
+            self._queue.popleft()
+            self._uncount(entry)
+            entry.state = _State.SENT
+            if entry.first_sent_at is None:
+                entry.first_sent_at = now
+            self.in_flight += 1
+            size += entry.size_bytes
+            events.append(entry.event)
+        return events
+
+    def acknowledge(self, token: int, sequence: int, missing: Iterable[int] = ()) -> list[Entry]:
+        """Everything up to sequence is stored, but for the missing numbers, which are queued again.
+
+        Returns the entries that are stored now, in order.
+        """
+        lane = self._lanes.get(token)
+        if lane is None:
+            return []
+        wanted = set(missing)
+        stored = [number for number in lane.entries if number <= sequence and number not in wanted]
+        done = [lane.entries.pop(number) for number in stored]
+        for entry in done:
+            self._forget(entry)
+        lane.acked_sequence = max(lane.acked_sequence, min(sequence, lane.last_sequence))
+        for number in sorted(wanted):
+            entry_or_none = lane.entries.get(number)
+            if entry_or_none is not None and entry_or_none.state is _State.SENT:
+                self.in_flight -= 1
+                self._enqueue(entry_or_none)
+        return done
+
+    def hold(self, token: int, sequence: int) -> Entry | None:
+        """The event was refused: keep it until resend, replace or drop. None: it is not held."""
+        entry = self._find(token, sequence)
+        if entry is None:
+            return None
+        if entry.state is _State.SENT:
+            self.in_flight -= 1
+        elif entry.state is _State.QUEUED:
+            self._uncount(entry)
+        entry.state = _State.HELD
+        return entry
+
+    def resend(self, token: int, sequence: int) -> None:
+        """Send a held event again, as it is."""
+        entry = self._find(token, sequence)
+        if entry is not None and entry.state is _State.HELD:
+            self._enqueue(entry)
+
+    def replace(self, event: job_pb2.ProgressEvent, sequence: int) -> None:
+        """Put a terminal event in the place of a held one; what came after it is dropped."""
+        token = event.lease.lease_token
+        entry = self._find(token, sequence)
+        if entry is None:
+            return
+        lane = self._lanes[token]
+        for number in [number for number in lane.entries if number > sequence]:
+            self._forget(lane.entries.pop(number))
+        lane.last_sequence = sequence
+        event.sequence = sequence
+        self.held_bytes -= entry.size_bytes
+        entry.event = event
+        entry.kind = event.WhichOneof("event") or ""
+        entry.size_bytes = event.ByteSize()
+        self.held_bytes += entry.size_bytes
+        if entry.state is _State.HELD:
+            self._enqueue(entry)
+
+    def drop(self, token: int) -> None:
+        """Forget the lease with all its events."""
+        lane = self._lanes.pop(token, None)
+        if lane is not None:
+            for entry in lane.entries.values():
+                self._forget(entry)
+
+    def rewind(self) -> None:
+        """The session has ended: what was sent and not acknowledged is sent again in the next one."""
+        self.in_flight = 0
+        queued = [
+            entry
+            for lane in self._lanes.values()
+            for entry in lane.entries.values()
+            if entry.state in (_State.SENT, _State.QUEUED)
+        ]
+        self._queue.clear()
+        self._urgent = self._queued = self._queued_bytes = 0
+        for lane in self._lanes.values():
+            lane.unsent_progress = 0
+        for entry in sorted(queued, key=lambda entry: entry.order):
+            self._enqueue(entry)
+
+    def is_empty(self) -> bool:
+        return all(not lane.entries for lane in self._lanes.values())
+
+    def sequences(self, token: int) -> tuple[int, int]:
+        """Newest made, newest known to be stored."""
+        lane = self._lanes.get(token)
+        return (0, 0) if lane is None else (lane.last_sequence, lane.acked_sequence)
+
+    def was_sent(self, token: int, sequence: int) -> bool:
+        """Whether the event has left at least once, or is stored."""
+        entry = self._find(token, sequence)
+        return entry is None or entry.first_sent_at is not None
+
+    def _find(self, token: int, sequence: int) -> Entry | None:
+        lane = self._lanes.get(token)
+        return None if lane is None else lane.entries.get(sequence)
+
+    def _merge(self, last: Entry, event: job_pb2.ProgressEvent) -> None:
+        """The newer message under the older number; a checkpoint that was not sent is never lost with it."""
+        if not event.progress.HasField("checkpoint") and last.event.progress.HasField("checkpoint"):
+            event.progress.checkpoint.CopyFrom(last.event.progress.checkpoint)
+        event.sequence = last.sequence
+        size = event.ByteSize()
+        self.held_bytes += size - last.size_bytes
+        self._queued_bytes += size - last.size_bytes
+        last.event = event
+        last.size_bytes = size
+
+    def _enqueue(self, entry: Entry) -> None:
+        entry.state = _State.QUEUED
+        self._queue.append(entry)
+        self._queued += 1
+        self._queued_bytes += entry.size_bytes
+        if entry.kind == "progress":
+            self._lanes[entry.event.lease.lease_token].unsent_progress += 1
+        else:
+            self._urgent += 1
+
+    def _uncount(self, entry: Entry) -> None:
+        """The entry is no longer among the queued ones."""
+        self._queued -= 1
+        self._queued_bytes -= entry.size_bytes
+        if entry.kind != "progress":
+            self._urgent -= 1
+        else:
+            lane = self._lanes.get(entry.event.lease.lease_token)
+            if lane is not None:
+                lane.unsent_progress -= 1
+
+    def _forget(self, entry: Entry) -> None:
+        if entry.state is _State.SENT:
+            self.in_flight -= 1
+        elif entry.state is _State.QUEUED:
+            self._uncount(entry)
+        entry.state = _State.GONE
+        self.held_bytes -= entry.size_bytes
+
+    def _skip_gone(self) -> None:
+        while self._queue and self._queue[0].state is not _State.QUEUED:
+            self._queue.popleft()

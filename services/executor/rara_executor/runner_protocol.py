@@ -1,0 +1,279 @@
+"""What supervisor and runner say to each other over their socket pair, and how it is framed.
+
+A frame is two 32-bit lengths (of all that follows, of the header), a JSON header, and the bytes fields one
+after the other. Payloads travel as they are: the supervisor does not parse what it only hands on.
+"""
+
+import struct
+from dataclasses import dataclass, field, fields
+from typing import TypeAlias, get_type_hints
+
+import orjson
+
+MAX_FRAME_BYTES = 256 << 20
+_LENGTHS = struct.Struct("!II")
+
+
+class ProtocolError(Exception):
+    """The other side sent what is no frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """To a new runner, first: what to import."""
+
+    modules: list[str]
+    sys_path: list[str]
+    memory_limit_bytes: int  # 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class OperationInfo:
+    kind: str
+    version: str
+    is_async: bool
+    max_concurrency: int
+    input_schema_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From a runner: its modules are imported."""
+
+    operations: list[OperationInfo]
+    problem: str  # why it cannot work; empty: it can
+
+
+@dataclass(frozen=True, slots=True)
+class Assume:
+    """To a runner that is ready: run `async def` handlers side by side, or plain ones one by one."""
+
+    is_async: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """An input artifact as a handler sees it before it is opened."""
+
+    name: str
+    sha256: str
+    size_bytes: int
+    media_type: str
+    type: str
+    metadata: str  # JSON; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    lease_token: int
+    step_run_id: str
+    workflow_run_id: str
+    step_name: str
+    definition: str
+    attempt: int
+    idempotency_key: str
+    failures: int
+    max_attempts: int
+    kind: str
+    kind_version: str
+    time_left_s: float | None
+    inputs: list[InputInfo]
+    secrets: dict[str, str]
+    effects: dict[str, str]  # name to JSON
+    scratch: str  # a folder of the job's own, which may not exist yet
+    max_payload_bytes: int
+    input: bytes
+    checkpoint: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """To a runner: ask the handler to stop."""
+
+    lease_token: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """To a runner: what became of its request; `path` of an opened artifact."""
+
+    lease_token: int
+    request: int
+    path: str
+    code: str  # empty: it worked
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """To an idle runner: exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    lease_token: int
+    fraction: float | None
+    message: str
+    metrics: dict[str, float]
+    checkpoint: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEffect:
+    """Answered when the effect is stored."""
+
+    lease_token: int
+    request: int
+    name: str
+    result: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenArtifact:
+    """Answered with the path of the verified bytes."""
+
+    lease_token: int
+    request: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutArtifact:
+    """Answered when the bytes at `path`, in the job's scratch folder, are stored."""
+
+    lease_token: int
+    request: int
+    name: str
+    path: str
+    sha256: str
+    size_bytes: int
+    media_type: str
+    type: str
+    metadata: str  # JSON; empty: none
+    derived_from: list[tuple[str, int]]  # digests and sizes
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    lease_token: int
+    level: str
+    event: str
+    values: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    lease_token: int
+    output: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    lease_token: int
+    code: str
+    message: str
+    retryable: bool | None
+    retry_after_s: float | None
+    stack_trace: str
+    details: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The handler ended because it was asked to; a runner of blocking handlers exits after this."""
+
+    lease_token: int
+
+
+ToRunner: TypeAlias = Setup | Assume | StartJob | CancelJob | Reply | Leave
+Request: TypeAlias = RecordEffect | OpenArtifact | PutArtifact
+FromRunner: TypeAlias = Ready | Progress | Request | LogLine | Succeeded | Failed | Stopped
+Message: TypeAlias = ToRunner | FromRunner
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    tag: int
+    cls: type
+    plain: tuple[str, ...]
+    binary: tuple[str, ...]
+    nested: dict[str, type] = field(default_factory=dict)
+
+
+def _shapes() -> list[_Shape]:
+    shapes = []
+    classes: tuple[type, ...] = (
+        Setup, Ready, Assume, StartJob, CancelJob, Reply, Leave, Progress, RecordEffect, OpenArtifact,
+        PutArtifact, LogLine, Succeeded, Failed, Stopped,
+    )  # fmt: skip
+    for tag, cls in enumerate(classes):
+        hints = get_type_hints(cls)
+        names = [item.name for item in fields(cls)]
+        binary = tuple(name for name in names if hints[name] in (bytes, bytes | None))
+        plain = tuple(name for name in names if name not in binary)
+        shapes.append(_Shape(tag, cls, plain, binary, _NESTED.get(cls, {})))
+    return shapes
+
+
+_NESTED: dict[type, dict[str, type]] = {Ready: {"operations": OperationInfo}, StartJob: {"inputs": InputInfo}}
+_SHAPES = _shapes()
+_BY_CLASS = {shape.cls: shape for shape in _SHAPES}
+
+
+def encode(message: Message) -> bytes:
+    shape = _BY_CLASS[type(message)]
+    blobs = [getattr(message, name) for name in shape.binary]
+    header = orjson.dumps(
+        [
+            shape.tag,
+            [getattr(message, name) for name in shape.plain],
+            [-1 if blob is None else len(blob) for blob in blobs],
+        ]
+    )
+    body = b"".join(blob for blob in blobs if blob)
+    return b"".join((_LENGTHS.pack(4 + len(header) + len(body), len(header)), header, body))
+
+
+class Decoder:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete with this data. Raises ProtocolError."""
+        buffer = self._buffer
+        buffer += data
+        messages: list[Message] = []
+        start = 0
+        while len(buffer) - start >= _LENGTHS.size:
+            length, header_length = _LENGTHS.unpack_from(buffer, start)
+            if length > MAX_FRAME_BYTES or header_length + 4 > length:
+                raise ProtocolError(f"a frame of {length} bytes with a header of {header_length}")
+            end = start + 4 + length
+            if end > len(buffer):
+                break
+            body = start + _LENGTHS.size + header_length
+            messages.append(_decode(bytes(buffer[start + _LENGTHS.size : body]), bytes(buffer[body:end])))
+            start = end
+        if start:
+            del buffer[:start]
+        return messages
+
+
+def _decode(header: bytes, body: bytes) -> Message:
+    try:
+        tag, plain, lengths = orjson.loads(header)
+        shape = _SHAPES[tag]
+        values = dict(zip(shape.plain, plain, strict=True))
+        for name, cls in shape.nested.items():
+            values[name] = [cls(**item) for item in values[name]]
+        position = 0
+        for name, length in zip(shape.binary, lengths, strict=True):
+            values[name] = None if length < 0 else body[position : position + length]
+            position += max(length, 0)
+        message: Message = shape.cls(**values)
+    except (ValueError, TypeError, IndexError) as error:
+        raise ProtocolError(f"a frame that says nothing: {error}") from error
+    return message

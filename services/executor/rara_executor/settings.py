@@ -1,0 +1,102 @@
+"""The executor's settings: RARA_* environment variables, each with a flag of the same name."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from rara_executor.errors import ConfigurationError
+
+
+def _default_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"rara-executor-{os.getuid()}"
+
+
+class Settings(BaseSettings):
+    """Read once at start, checked as a whole."""
+
+    model_config = SettingsConfigDict(env_prefix="RARA_", frozen=True, extra="ignore", populate_by_name=True)
+
+    scheduler: str = "127.0.0.1:7310"
+    """host:port of the scheduler, or any target that gRPC knows."""
+    executor_modules: Annotated[tuple[str, ...], NoDecode] = ()
+    """Importable modules whose @operation functions this executor offers, separated by commas."""
+    executor_name: str = Field(default_factory=socket.gethostname, max_length=64)
+    """The label that people know; each process start has an id of its own beside it."""
+    executor_kind: str = Field(default="python", max_length=64)
+    executor_labels: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
+    """k=v,...: what a definition's required_labels are matched with."""
+    executor_slots: int = Field(default=4, ge=1, le=100_000)
+    """Jobs at once, async and blocking together."""
+    executor_jobs_per_runner: int = Field(default=100, ge=1)
+    """`async def` handlers that share one runner process. Killing one that ignores its cancel costs its
+    neighbours a free retry, so more sharing is cheaper and less apart."""
+    executor_prestart: int = Field(default=2, ge=0)
+    """Runners for plain `def` handlers that are kept ready, at most one a slot: a step then costs no import."""
+    executor_idle_s: float = Field(default=60.0, gt=0)
+    """How long a runner beyond those kept may idle."""
+    executor_start_timeout_s: float = Field(default=120.0, gt=0)
+    """Longest time that importing the modules may take."""
+    executor_memory_bytes: int = Field(default=0, ge=0)
+    """Address space of each runner; 0: no limit of ours."""
+    executor_grace_s: float = Field(default=10.0, ge=0)
+    """Between asking a handler to stop and killing its process, where the scheduler does not say."""
+    executor_stop_s: float = Field(default=10.0, gt=0)
+    """From SIGTERM to the end of the process, running handlers and last words included."""
+    executor_dir: Path = Field(default_factory=_default_folder)
+    """Scratch folders and the cache of input artifacts."""
+    executor_cache_bytes: int = Field(default=10 << 30, ge=0)
+    """Size to which the cache is kept; what running jobs use is not counted."""
+    executor_transfers: int = Field(default=4, ge=1)
+    """Artifacts moved at once."""
+    executor_secrets_dir: Path = Path("/run/secrets")
+    """Where the secret provider `file` looks."""
+    executor_uvloop: bool = False
+    """Use uvloop in the supervisor; needs the extra `speed`."""
+    log_format: Literal["json", "console"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("executor_modules", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("executor_labels", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        labels = {}
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            key, separator, label = part.partition("=")
+            if not separator or not key.strip():
+                raise ValueError(f"{part!r} is not of the form key=value")
+            labels[key.strip()] = label.strip()
+        return labels
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Settings":
+        if not self.executor_modules:
+            raise ValueError(
+                "RARA_EXECUTOR_MODULES (--module) names no module: there would be nothing to run"
+            )
+        return self
+
+
+def load(given: dict[str, object]) -> Settings:
+    """Settings from the environment, overridden by what is given. Raises ConfigurationError."""
+    try:
+        return Settings(**given)  # type: ignore[arg-type]  # pydantic checks the values
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors(include_url=False, include_input=False):
+            where = ".".join(str(part) for part in problem["loc"])
+            name = f"RARA_{where.upper()}: " if where else ""
+            problems.append(f"{name}{problem['msg'].removeprefix('Value error, ')}")
+        raise ConfigurationError("; ".join(problems)) from None

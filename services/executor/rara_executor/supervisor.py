@@ -1,0 +1,656 @@
+"""Every job that this executor holds, by lease token, and what is to happen with it next."""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from rara.v1 import dispatch_pb2, job_pb2
+
+from rara_executor import secret_providers, wire
+from rara_executor.artifact_files import remove_folder
+from rara_executor.artifacts import ArtifactStore, JobArtifacts
+from rara_executor.child_process import ProcessExit
+from rara_executor.codes import Code
+from rara_executor.errors import JobFailure
+from rara_executor.heartbeat import Renewal
+from rara_executor.held_job import HeldJob, Outcome, Phase, Stop, StopKind
+from rara_executor.lease_clock import LeaseClock, lease_now
+from rara_executor.outbox import Entry, Outbox
+from rara_executor.redaction import Redactor
+from rara_executor.runner import Runner
+from rara_executor.runner_pool import RunnerPool, describe
+from rara_executor.runner_protocol import (
+    Failed,
+    FromRunner,
+    LogLine,
+    OpenArtifact,
+    OperationInfo,
+    Progress,
+    PutArtifact,
+    Ready,
+    RecordEffect,
+    Reply,
+    Stopped,
+    Succeeded,
+)
+from rara_executor.session import Session
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_LEASE_S = 30.0
+MAX_HELD_BYTES = 64 << 20  # of unacknowledged events, beyond which no new job is asked for
+MAX_REFUSALS = 3  # of one job, after which it is given up
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this executor says it is in Hello."""
+
+    executor_id: str
+    executor_name: str
+    executor_kind: str
+    sdk: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorLimits:
+    slots: int
+    grace_s: float  # between asking and the kill, where nobody else says
+    scratch: Path
+    secrets: Path
+
+
+class Supervisor:
+    """Hears the session and the runners; says what it decides to the outbox, the session and the pool.
+
+    All methods run on one loop and none awaits between reading and changing the table, so that no two of
+    them ever see it half changed. What takes time runs in tasks of `tasks`, which the caller owns.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        limits: SupervisorLimits,
+        outbox: Outbox,
+        store: ArtifactStore,
+        redactor: Redactor,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.jobs: dict[int, HeldJob] = {}
+        self.changed = asyncio.Event()  # for whoever waits for the table to become something
+        self.draining = False
+        self.welcomed = asyncio.Event()
+        self.drain_requested: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
+        self.session: Session | None = None
+        self.pool: RunnerPool | None = None
+        self._identity = identity
+        self._limits = limits
+        self._outbox = outbox
+        self._store = store
+        self._redactor = redactor
+        self._tasks = tasks
+        self._events = wire.EventFactory(
+            redactor, executor_id=identity.executor_id, executor_name=identity.executor_name
+        )
+        self._operations: dict[tuple[str, str], OperationInfo] = {}
+        self._capabilities: list[dispatch_pb2.Capability] = []
+        self._active: dict[str, int] = {}  # jobs that have not ended, by kind
+        self._occupied = 0  # slots
+        self._received = 0  # jobs of this session
+        self._max_payload_bytes = 1 << 20
+        self._loop = asyncio.get_running_loop()
+
+    def offer(self, operations: list[OperationInfo], capabilities: list[dispatch_pb2.Capability]) -> None:
+        """What the runners can run."""
+        self._operations = {(operation.kind, operation.version): operation for operation in operations}
+        self._capabilities = capabilities
+
+    @property
+    def running(self) -> list[HeldJob]:
+        return [job for job in self.jobs.values() if not job.has_ended]
+
+    # What the session says.
+
+    def hello(self) -> dispatch_pb2.Hello:
+        self.session = None
+        return dispatch_pb2.Hello(
+            protocol_version=1,
+            executor_id=self._identity.executor_id,
+            executor_name=self._identity.executor_name,
+            executor_kind=self._identity.executor_kind,
+            sdk=self._identity.sdk,
+            capabilities=self._capabilities,
+            labels=self._identity.labels,
+            held_jobs=[self._held(job) for job in self.jobs.values()],
+        )
+
+    def on_welcome(self, session: Session, welcome: dispatch_pb2.Welcome) -> None:
+        self.session = session
+        self.welcomed.set()
+        self._received = 0
+        limits = welcome.terms.limits
+        self._outbox.event_window = limits.event_window or self._outbox.event_window
+        self._max_payload_bytes = limits.max_payload_bytes or self._max_payload_bytes
+        self._store.max_inline_bytes = limits.max_inline_bytes or self._store.max_inline_bytes
+        known = {ack.lease_token for ack in welcome.acks.acks}
+        known |= {refusal.lease_token for refusal in welcome.acks.refusals}
+        known |= {cancel.lease_token for cancel in welcome.cancels}
+        lost = set(welcome.lost_lease_tokens) | (self.jobs.keys() - known)
+        for token in lost:
+            self._lose(token)
+        self.on_acks(welcome.acks)
+        for cancel in welcome.cancels:
+            self._cancel(cancel)
+        if self.draining:
+            session.drain(None)
+        self._after_change()
+
+    def on_jobs(self, jobs: dispatch_pb2.JobBatch) -> None:
+        for request in jobs.jobs:
+            if request.lease.lease_token not in self.jobs:  # a repeat changes nothing
+                self._received += 1
+                self._take(request)
+        self._after_change()
+
+    def on_acks(self, acks: dispatch_pb2.EventAcks) -> None:
+        for ack in acks.acks:
+            for entry in self._outbox.acknowledge(ack.lease_token, ack.sequence, ack.missing):
+                self._on_stored(entry)
+        for refusal in acks.refusals:
+            self._on_refused(refusal)
+        self._after_change()
+
+    def on_heartbeat_ack(self, ack: dispatch_pb2.HeartbeatAck, renewal: Renewal | None) -> None:
+        for token in ack.lost_lease_tokens:
+            self._lose(token)
+        if renewal is not None:
+            for token in renewal.tokens:
+                job = self.jobs.get(token)
+                if job is not None:
+                    job.clock.renewed(renewal.sent_at)
+                    self._begin_if_certain(job)
+        for cancel in ack.cancels:
+            self._cancel(cancel)
+        self._after_change()
+
+    def on_cancels(self, cancels: dispatch_pb2.CancelJobs) -> None:
+        for cancel in cancels.jobs:
+            self._cancel(cancel)
+        self._after_change()
+
+    def on_drain(self, drain: dispatch_pb2.Drain) -> None:
+        if not self.drain_requested.done():
+            within = drain.finish_within.ToNanoseconds() / 1e9 if drain.HasField("finish_within") else None
+            self.drain_requested.set_result(within)
+
+    def heartbeat_tokens(self) -> list[int]:
+        """Runners alive or starting, and finished jobs with unacknowledged events."""
+        return [token for token, job in self.jobs.items() if job.phase is not Phase.ACCEPTING]
+
+    # What is decided elsewhere.
+
+    def drain(self, finish_within_s: float | None) -> None:
+        """Ask for no more jobs and refuse those that still come."""
+        self.draining = True
+        if self.session is not None:
+            self.session.drain(finish_within_s)
+
+    def hand_back(self, grace_s: float) -> None:
+        """End what still runs free of cost: the executor stops."""
+        for job in self.running:
+            if job.phase is not Phase.RUNNING and job.stop is None:
+                self._reject(job.lease, Code.EXECUTOR_SHUTDOWN, "the executor stops")
+                self._withdraw(job)
+                self._leave_slot(job)
+                self._forget(job)
+            else:
+                stop = Stop(StopKind.CANCEL, Code.EXECUTOR_SHUTDOWN)
+                self.stop(job, stop, grace_s)
+        self._after_change()
+
+    def stop(self, job: HeldJob, stop: Stop, grace_s: float) -> None:
+        """Ask the handler to stop, and kill its runner after the grace. The first reason stays."""
+        if job.has_ended:
+            return
+        if job.stop is None:
+            job.stop = stop
+            if job.phase is not Phase.RUNNING or job.runner is None:
+                self._withdraw(job)
+                self._conclude(job, None, None)
+                return
+            job.runner.ask_to_stop(job.token, stop.reason)
+        elif stop.kind is StopKind.LOST:
+            job.stop = stop
+        self._kill_within(job, grace_s)
+
+    def fence(self, job: HeldJob, now: float) -> None:
+        """The lease is no longer certain: nothing may run under it."""
+        if job.phase is Phase.STARTING:
+            self._withdraw(job)
+            job.phase = Phase.ACCEPTED  # goes on when it is renewed
+        elif job.phase is Phase.RUNNING and job.runner is not None:
+            log.warning("job.fenced", **self._names(job))
+            message = f"no heartbeat was renewed for {now - job.clock.since:.1f} s"
+            grace_s = min(job.clock.lease_s / 12, max(0.0, job.clock.over_at - now) / 2)
+            self.stop(job, Stop(StopKind.FAIL, Code.LEASE_EXPIRED, message), grace_s)
+            self._after_change()
+
+    # What the runners say.
+
+    def on_placed(self, token: int, runner: Runner) -> None:
+        job = self.jobs[token]
+        job.runner = runner
+        job.phase = Phase.RUNNING
+        job.progressed_at = self._loop.time()
+        job.running_sequence = self._emit(self._events.running(job.lease, runner.runner_id))
+        attempt_timeout_s = wire.seconds(job.request, "attempt_timeout")
+        if attempt_timeout_s is not None:
+            self._arm(job, attempt_timeout_s, Code.ATTEMPT_TIMEOUT)
+        progress_timeout_s = wire.seconds(job.request, "progress_timeout")
+        if progress_timeout_s is not None:
+            job.timers.append(self._loop.call_later(progress_timeout_s, self._check_progress, token))
+        log.debug("job.started", **self._names(job), runner_id=runner.runner_id)
+
+    def on_runner_message(self, runner: Runner, message: FromRunner) -> None:
+        if isinstance(message, Ready):
+            return
+        job = self.jobs.get(message.lease_token)
+        if job is None or job.runner is not runner or job.has_ended:
+            if isinstance(message, Succeeded | Failed | Stopped):
+                self._leave_runner(runner, message.lease_token)
+            return
+        match message:
+            case Progress():
+                self._on_progress(job, message)
+            case RecordEffect():
+                sequence = self._emit(self._events.effect(job.lease, message))
+                job.effects[sequence] = message.request
+            case OpenArtifact() | PutArtifact():
+                self._run_for(job, self._serve(job, runner, message))
+            case LogLine():
+                self._log_line(job, message)
+            case Succeeded() | Failed() | Stopped():
+                self._on_outcome(job, runner, message)
+        if self.session is not None:
+            self.session.wake()
+
+    def on_runner_line(self, runner: Runner, stream: str, line: bytes) -> None:
+        text = self._redactor.text(line.decode("utf-8", "replace"))
+        names: dict[str, object] = {}
+        if len(runner.jobs) == 1:
+            job = self.jobs.get(next(iter(runner.jobs)))
+            names = {} if job is None else self._names(job)
+        log.info("runner.line", stream=stream, line=text, runner_id=runner.runner_id, pid=runner.pid, **names)
+
+    def on_runner_exit(self, runner: Runner, end: ProcessExit) -> None:
+        if runner.jobs:
+            log.warning(
+                "runner.ended",
+                runner_id=runner.runner_id,
+                pid=runner.pid,
+                how=describe(end),
+                jobs=len(runner.jobs),
+            )
+        for token in list(runner.jobs):
+            job = self.jobs.get(token)
+            runner.end_job(token)
+            if job is not None and not job.has_ended:
+                self._conclude(job, job.outcome, end)
+        self._after_change()
+
+    def on_not_started(self, token: int, problem: str, end: ProcessExit | None) -> None:
+        job = self.jobs.get(token)
+        if job is not None and not job.has_ended:
+            self._conclude(job, wire.failed_by_executor(job.lease, Code.RUNNER_CRASHED, problem), end)
+            self._after_change()
+
+    # A job's way.
+
+    def _take(self, request: job_pb2.JobRequest) -> None:
+        operation = self._operations.get((request.kind, request.kind_version))
+        if self.draining:
+            self._reject(request.lease, Code.EXECUTOR_SHUTDOWN, "the executor drains")
+            return
+        if operation is None:
+            known = ", ".join(sorted(f"{kind} {version}" for kind, version in self._operations))
+            message = f"{request.kind} {request.kind_version} is not offered here; there are: {known}"
+            self._reject(request.lease, Code.UNSUPPORTED_KIND, message)
+            return
+        full = operation.max_concurrency and self._active.get(request.kind, 0) >= operation.max_concurrency
+        if full or self._occupied >= self._limits.slots:
+            self._reject(request.lease, Code.NO_CAPACITY, "no slot is free")
+            return
+        scratch = self._limits.scratch / str(request.lease.lease_token)
+        job = HeldJob(
+            request=request,
+            operation=operation,
+            scratch=scratch,
+            clock=LeaseClock(wire.seconds(request, "lease_duration") or DEFAULT_LEASE_S),
+            artifacts=JobArtifacts(self._store, request, scratch),
+            received_at=self._loop.time(),
+        )
+        self.jobs[job.token] = job
+        self._occupied += 1
+        self._active[request.kind] = self._active.get(request.kind, 0) + 1
+        time_remaining_s = wire.seconds(request, "time_remaining")
+        if time_remaining_s is not None:
+            self._arm(job, time_remaining_s, Code.DEADLINE_EXCEEDED)
+        self._emit(self._events.accepted(job.lease))
+
+    def _on_stored(self, entry: Entry) -> None:
+        job = self.jobs.get(entry.event.lease.lease_token)
+        if job is None:
+            return
+        if entry.kind == "accepted" and job.phase is Phase.ACCEPTING:
+            job.phase = Phase.ACCEPTED
+            job.clock.renewed(lease_now() if entry.first_sent_at is None else entry.first_sent_at)
+            self._begin_if_certain(job)
+        elif entry.kind == "effect":
+            request = job.effects.pop(entry.sequence, None)
+            if request is not None and job.runner is not None:
+                job.runner.send(Reply(job.token, request, "", "", ""))
+        elif entry.is_terminal:
+            self._forget(job)
+
+    def _begin_if_certain(self, job: HeldJob) -> None:
+        if job.phase is not Phase.ACCEPTED or lease_now() >= job.clock.fence_at:
+            return
+        job.phase = Phase.STARTING
+        if job.request.secrets:
+            self._run_for(job, self._resolve_secrets(job))
+        else:
+            self._submit(job, {})
+
+    async def _resolve_secrets(self, job: HeldJob) -> None:
+        try:
+            secrets = await asyncio.to_thread(
+                secret_providers.resolve, job.request.secrets, folder=self._limits.secrets
+            )
+        except JobFailure as error:
+            if not job.has_ended:
+                self._conclude(job, wire.failed_by_executor(job.lease, error.code, error.message), None)
+                self._after_change()
+            return
+        for secret in secrets.values():
+            self._redactor.add(secret)
+        if job.phase is Phase.STARTING:
+            self._submit(job, secrets)
+            self._after_change()
+
+    def _submit(self, job: HeldJob, secrets: dict[str, str]) -> None:
+        assert self.pool is not None  # noqa: S101 - set before the first session
+        remaining_s = wire.seconds(job.request, "time_remaining")
+        if remaining_s is not None:
+            remaining_s -= self._loop.time() - job.received_at
+        attempt_timeout_s = wire.seconds(job.request, "attempt_timeout")
+        limits = [limit for limit in (remaining_s, attempt_timeout_s) if limit is not None]
+        start = wire.start_message(
+            job.request,
+            secrets=secrets,
+            scratch=str(job.scratch),
+            max_payload_bytes=self._max_payload_bytes,
+            time_left_s=min(limits) if limits else None,
+        )
+        self.pool.submit(start, is_async=job.operation.is_async)
+
+    def _on_progress(self, job: HeldJob, message: Progress) -> None:
+        job.progressed_at = self._loop.time()
+        event = self._events.progress(job.lease, message)
+        if message.checkpoint is not None:
+            job.checkpoint = event.progress.checkpoint
+        self._emit(event)
+
+    def _on_outcome(self, job: HeldJob, runner: Runner, outcome: Outcome) -> None:
+        if job.stop is not None and not runner.is_async:
+            # Threads and children that the handler has left behind end with the process, and only then may
+            # anybody say that it has stopped.
+            job.outcome = outcome
+            runner.leave()
+            self._kill_within(job, min(1.0, self._limits.grace_s))
+            return
+        self._leave_runner(runner, job.token)
+        self._conclude(job, outcome, None)
+        self._after_change()
+
+    def _conclude(self, job: HeldJob, outcome: Outcome | None, end: ProcessExit | None) -> None:
+        """The handler runs no more: say how it ended. end: of its runner, if that has ended."""
+        job.cancel_timers()
+        for task in list(job.tasks):
+            task.cancel()
+        self._leave_slot(job)
+        job.phase = Phase.ENDED
+        stop = job.stop
+        if stop is not None and stop.kind is StopKind.LOST:
+            self._forget(job)
+            return
+        event = self._last_event(job, outcome, end)
+        self._tell(job, event)
+        if job.refused_sequence:
+            self._outbox.replace(event, job.refused_sequence)
+        else:
+            self._emit(event)
+
+    def _last_event(
+        self, job: HeldJob, outcome: Outcome | None, end: ProcessExit | None
+    ) -> job_pb2.ProgressEvent:
+        stop = job.stop
+        if stop is not None and job.refused_sequence:
+            return self._events.failed(
+                job.lease, wire.failed_by_executor(job.lease, stop.reason, stop.message), end
+            )
+        if isinstance(outcome, Succeeded):  # what is done is done, also if it was asked to stop
+            return self._events.succeeded(
+                job.lease, outcome.output, job.artifacts.manifest, list(job.artifacts.consumed.values())
+            )
+        if stop is not None and stop.kind is StopKind.FAIL:
+            failed = wire.failed_by_executor(job.lease, stop.reason, stop.message)
+            return self._events.failed(job.lease, failed, end)
+        if stop is not None:
+            return self._events.cancelled(job.lease, stop.reason, job.checkpoint, end)
+        if isinstance(outcome, Failed):
+            return self._events.failed(job.lease, outcome, end)
+        if isinstance(outcome, Stopped):
+            failed = wire.failed_by_executor(job.lease, Code.HANDLER_FAILED, "the handler cancelled itself")
+            return self._events.failed(job.lease, failed, end)
+        if end is None or (job.runner is not None and job.runner.killed_for is not None):
+            # A neighbour in the same process had to be killed: this one has done nothing wrong.
+            return self._events.cancelled(job.lease, Code.EXECUTOR_SHUTDOWN, job.checkpoint, end)
+        failed = wire.failed_by_executor(
+            job.lease, wire.crash_code(end), f"the runner ended: {describe(end)}"
+        )
+        return self._events.failed(job.lease, failed, end)
+
+    def _on_refused(self, refusal: dispatch_pb2.EventRefusal) -> None:
+        job = self.jobs.get(refusal.lease_token)
+        if job is None:
+            return
+        log.warning("event.refused", **self._names(job), code=refusal.code, sequence=refusal.sequence)
+        if refusal.code == Code.LEASE_LOST:
+            self._lose(refusal.lease_token)
+            return
+        if self._outbox.hold(refusal.lease_token, refusal.sequence) is None:
+            return
+        job.refusals += 1
+        if job.refusals > MAX_REFUSALS:
+            log.error("job.given_up", **self._names(job), code=refusal.code, message=refusal.message)
+            self._lose(refusal.lease_token)
+        elif refusal.code == Code.BLOBS_MISSING:
+            self._run_for(job, self._upload_again(job, refusal))
+        else:
+            self._fail_in_place(job, refusal.sequence, refusal.code, refusal.message)
+
+    async def _upload_again(self, job: HeldJob, refusal: dispatch_pb2.EventRefusal) -> None:
+        try:
+            await job.artifacts.upload_again(list(refusal.digests))
+        except JobFailure as error:
+            self._fail_in_place(job, refusal.sequence, error.code, error.message)
+        else:
+            self._outbox.resend(job.token, refusal.sequence)
+        self._after_change()
+
+    def _fail_in_place(self, job: HeldJob, sequence: int, code: str, message: str) -> None:
+        """Say `failed` under the number of an event that cannot be stored."""
+        if job.has_ended:
+            failed = wire.failed_by_executor(job.lease, code, message)
+            self._outbox.replace(self._events.failed(job.lease, failed, None), sequence)
+        else:
+            job.refused_sequence = sequence
+            self.stop(job, Stop(StopKind.FAIL, code, message), self._limits.grace_s)
+
+    def _cancel(self, cancel: dispatch_pb2.CancelJob) -> None:
+        job = self.jobs.get(cancel.lease_token)
+        if job is None:
+            return
+        if self.session is not None:
+            self.session.receipt(job.token)
+        if job.stop is None and not job.has_ended:
+            log.info("job.cancel_requested", **self._names(job), reason=cancel.reason)
+            grace_s = cancel.grace.ToNanoseconds() / 1e9 if cancel.HasField("grace") else self._limits.grace_s
+            self.stop(job, Stop(StopKind.CANCEL, cancel.reason or Code.CANCELLED), grace_s)
+
+    def _lose(self, token: int) -> None:
+        """The lease has passed on: stop, report nothing more."""
+        job = self.jobs.get(token)
+        if job is None:
+            return
+        log.warning("job.lost", **self._names(job))
+        self._outbox.drop(token)
+        if job.has_ended:
+            self._forget(job)
+        else:
+            self.stop(job, Stop(StopKind.LOST, Code.LEASE_LOST), job.clock.lease_s / 12)
+
+    def _forget(self, job: HeldJob) -> None:
+        """Nothing more is to be said of the job."""
+        self.jobs.pop(job.token, None)
+        self._outbox.drop(job.token)
+        job.cancel_timers()
+        for task in list(job.tasks):
+            task.cancel()
+        if self.session is not None:
+            self.session.forget(job.token)
+        if job.scratch.exists():
+            self._tasks.create_task(asyncio.to_thread(remove_folder, job.scratch), name="remove scratch")
+
+    # Small things.
+
+    def _emit(self, event: job_pb2.ProgressEvent) -> int:
+        return self._outbox.add(event, lease_now(), connected=self.session is not None)
+
+    def _reject(self, lease: job_pb2.Lease, code: Code, message: str) -> None:
+        # Without a session the next Hello says it: what is not listed is not held.
+        log.info("job.rejected", step_run_id=lease.step_run_id, lease_token=lease.lease_token, code=str(code))
+        if self.session is not None:
+            self.session.reject(lease, code, message)
+
+    def _withdraw(self, job: HeldJob) -> None:
+        if self.pool is not None:
+            self.pool.withdraw(job.token)
+
+    def _leave_runner(self, runner: Runner, token: int) -> None:
+        if self.pool is not None:
+            self.pool.job_ended(runner, token)
+
+    def _leave_slot(self, job: HeldJob) -> None:
+        if not job.has_ended:
+            self._occupied -= 1
+            self._active[job.request.kind] -= 1
+
+    def _after_change(self) -> None:
+        self.changed.set()
+        if self.session is None:
+            return
+        if not self.draining and self._outbox.held_bytes < MAX_HELD_BYTES:
+            self.session.set_credit(self._received + max(0, self._limits.slots - self._occupied))
+        self.session.wake()
+
+    def _held(self, job: HeldJob) -> dispatch_pb2.HeldJob:
+        last, acked = self._outbox.sequences(job.token)
+        return dispatch_pb2.HeldJob(
+            lease=job.lease, last_sequence=last, acked_sequence=acked, finished=job.has_ended
+        )
+
+    def _arm(self, job: HeldJob, delay_s: float, reason: Code) -> None:
+        job.timers.append(self._loop.call_later(delay_s, self._time_out, job.token, reason))
+
+    def _time_out(self, token: int, reason: Code) -> None:
+        job = self.jobs.get(token)
+        if job is not None:
+            log.info("job.timed_out", **self._names(job), reason=str(reason))
+            self.stop(job, Stop(StopKind.CANCEL, reason), self._limits.grace_s)
+            self._after_change()
+
+    def _check_progress(self, token: int) -> None:
+        job = self.jobs.get(token)
+        if job is None or job.has_ended:
+            return
+        left_s = job.progressed_at + (wire.seconds(job.request, "progress_timeout") or 0) - self._loop.time()
+        if left_s <= 0:
+            self._time_out(token, Code.PROGRESS_TIMEOUT)
+        else:
+            job.timers.append(self._loop.call_later(left_s, self._check_progress, token))
+
+    def _kill_within(self, job: HeldJob, grace_s: float) -> None:
+        at = self._loop.time() + grace_s
+        if job.kill_timer is not None:
+            if job.kill_timer.when() <= at:
+                return
+            job.kill_timer.cancel()
+        job.kill_timer = self._loop.call_at(at, self._kill, job)
+
+    def _kill(self, job: HeldJob) -> None:
+        if job.runner is not None and not job.has_ended:
+            log.warning(
+                "runner.killed", **self._names(job), runner_id=job.runner.runner_id, pid=job.runner.pid
+            )
+            job.runner.kill(job.token)
+
+    def _run_for(self, job: HeldJob, work: Coroutine[None, None, None]) -> None:
+        task = self._tasks.create_task(work, name=f"job {job.token}")
+        job.tasks.add(task)
+        task.add_done_callback(job.tasks.discard)
+
+    async def _serve(self, job: HeldJob, runner: Runner, message: OpenArtifact | PutArtifact) -> None:
+        path, code, problem = "", "", ""
+        try:
+            if isinstance(message, OpenArtifact):
+                path = str(await job.artifacts.open(message.name))
+            else:
+                await job.artifacts.put(message)
+        except JobFailure as error:
+            code, problem = error.code, error.message
+        except OSError as error:  # a full disk is the executor's trouble, and the handler's to hear of
+            code, problem = Code.DEPENDENCY_UNAVAILABLE, f"{type(error).__name__}: {error}"
+        if code == Code.LEASE_LOST:
+            self._lose(job.token)
+            self._after_change()
+        else:
+            runner.send(Reply(job.token, message.request, path, str(code), problem))
+
+    def _log_line(self, job: HeldJob, line: LogLine) -> None:
+        values = {f"handler_{key}": self._redactor.text(value) for key, value in line.values.items()}
+        method = getattr(log, line.level if line.level in ("debug", "info", "warning", "error") else "info")
+        method("handler.said", said=self._redactor.text(line.event), **values, **self._names(job))
+
+    def _tell(self, job: HeldJob, event: job_pb2.ProgressEvent) -> None:
+        if event.HasField("succeeded"):
+            log.debug("job.succeeded", **self._names(job))
+        elif event.HasField("failed"):
+            log.warning(
+                "job.failed", **self._names(job), code=event.failed.code, message=event.failed.message
+            )
+        else:
+            log.info("job.cancelled", **self._names(job), reason=event.cancelled.reason)
+
+    @staticmethod
+    def _names(job: HeldJob) -> dict[str, object]:
+        return {
+            "step_run_id": job.lease.step_run_id,
+            "workflow_run_id": job.request.workflow_run_id,
+            "attempt": job.lease.attempt,
+            "lease_token": job.token,
+            "kind": job.request.kind,
+        }

@@ -1,0 +1,191 @@
+"""Events as the contract has them, with every text made valid, redacted and cut to size."""
+
+import time
+
+from rara.v1 import common_pb2, job_pb2
+
+from rara_executor import text
+from rara_executor.child_process import ProcessExit
+from rara_executor.codes import Code
+from rara_executor.redaction import Redactor
+from rara_executor.runner_protocol import Failed, Progress, RecordEffect, StartJob
+from rara_executor.runner_protocol import InputInfo as Input
+
+
+class EventFactory:
+    """Makes events of one executor. Everything that users wrote passes the redactor."""
+
+    def __init__(self, redactor: Redactor, *, executor_id: str, executor_name: str) -> None:
+        self._redactor = redactor
+        self._accepted = job_pb2.JobAccepted(executor_id=executor_id, executor_name=executor_name)
+
+    def accepted(self, lease: job_pb2.Lease) -> job_pb2.ProgressEvent:
+        return _event(lease, accepted=self._accepted)
+
+    def running(self, lease: job_pb2.Lease, runner_id: str) -> job_pb2.ProgressEvent:
+        return _event(lease, running=job_pb2.JobRunning(runner_id=runner_id))
+
+    def progress(self, lease: job_pb2.Lease, progress: Progress) -> job_pb2.ProgressEvent:
+        message = job_pb2.JobProgress(
+            message=text.cut(self._redactor.text(progress.message), text.MAX_PROGRESS_BYTES),
+            metrics=progress.metrics,
+        )
+        if progress.fraction is not None:
+            message.fraction = progress.fraction
+        if progress.checkpoint is not None:
+            message.checkpoint.data = self._redactor.json(progress.checkpoint)
+        return _event(lease, progress=message)
+
+    def effect(self, lease: job_pb2.Lease, effect: RecordEffect) -> job_pb2.ProgressEvent:
+        result = common_pb2.Payload(data=self._redactor.json(effect.result))
+        return _event(lease, effect=job_pb2.Effect(name=effect.name, result=result))
+
+    def succeeded(
+        self,
+        lease: job_pb2.Lease,
+        output: bytes,
+        manifest: list[common_pb2.Artifact],
+        consumed: list[common_pb2.Digest],
+    ) -> job_pb2.ProgressEvent:
+        result = job_pb2.JobResult(output=common_pb2.Payload(data=self._redactor.json(output)))
+        if manifest:
+            result.manifest.artifacts.extend(manifest)
+            for artifact in result.manifest.artifacts:
+                if artifact.metadata.data:
+                    artifact.metadata.data = self._redactor.json(artifact.metadata.data)
+        if consumed:
+            result.consumed.extend(consumed)
+        return _event(lease, succeeded=result)
+
+    def failed(self, lease: job_pb2.Lease, failed: Failed, end: ProcessExit | None) -> job_pb2.ProgressEvent:
+        error = job_pb2.JobError(
+            code=failed.code,
+            message=text.cut(self._redactor.text(failed.message), text.MAX_MESSAGE_BYTES),
+            stack_trace=text.cut_middle(self._redactor.text(failed.stack_trace), text.MAX_STACK_BYTES),
+        )
+        if failed.retryable is not None:
+            error.retryable = failed.retryable
+        if failed.retry_after_s is not None:
+            error.retry_after.FromNanoseconds(int(failed.retry_after_s * 1e9))
+        if failed.details is not None:
+            error.details.data = self._redactor.json(failed.details)
+        if end is not None:
+            error.runner_exit.CopyFrom(_exit(end))
+        return _event(lease, failed=error)
+
+    def cancelled(
+        self,
+        lease: job_pb2.Lease,
+        reason: str,
+        checkpoint: common_pb2.Payload | None,
+        end: ProcessExit | None,
+    ) -> job_pb2.ProgressEvent:
+        cancelled = job_pb2.JobCancelled(reason=reason)
+        if checkpoint is not None:
+            cancelled.checkpoint.CopyFrom(checkpoint)
+        if end is not None:
+            cancelled.runner_exit.CopyFrom(_exit(end))
+        return _event(lease, cancelled=cancelled)
+
+
+def failed_by_executor(lease: job_pb2.Lease, code: str, message: str) -> Failed:
+    """A failure that the executor itself finds."""
+    return Failed(
+        lease_token=lease.lease_token,
+        code=str(code),
+        message=text.valid(message),
+        retryable=None,
+        retry_after_s=None,
+        stack_trace="",
+        details=None,
+    )
+
+
+def start_message(
+    request: job_pb2.JobRequest,
+    *,
+    secrets: dict[str, str],
+    scratch: str,
+    max_payload_bytes: int,
+    time_left_s: float | None,
+) -> StartJob:
+    """What a runner is told of a job."""
+    return StartJob(
+        lease_token=request.lease.lease_token,
+        step_run_id=request.lease.step_run_id,
+        workflow_run_id=request.workflow_run_id,
+        step_name=request.step_name,
+        definition=request.definition,
+        attempt=request.lease.attempt,
+        idempotency_key=request.idempotency_key,
+        failures=request.failures,
+        max_attempts=request.max_attempts,
+        kind=request.kind,
+        kind_version=request.kind_version,
+        time_left_s=time_left_s,
+        inputs=[
+            Input(
+                name=artifact.name,
+                sha256=artifact.digest.sha256,
+                size_bytes=artifact.digest.size_bytes,
+                media_type=artifact.media_type,
+                type=artifact.type,
+                metadata=artifact.metadata.data.decode("utf-8", "replace"),
+            )
+            for artifact in request.input_artifacts
+        ],
+        secrets=secrets,
+        effects={effect.name: effect.result.data.decode("utf-8", "replace") for effect in request.effects},
+        scratch=scratch,
+        max_payload_bytes=max_payload_bytes,
+        input=request.input.data,
+        checkpoint=request.checkpoint.data if request.HasField("checkpoint") else None,
+    )
+
+
+def seconds(request: job_pb2.JobRequest, field: str) -> float | None:
+    """A duration of the request; None: it has none."""
+    if not request.HasField(field):  # type: ignore[arg-type]  # the names are literals at every call
+        return None
+    value: float = getattr(request, field).ToNanoseconds() / 1e9
+    return value
+
+
+def crash_code(end: ProcessExit) -> Code:
+    return Code.OUT_OF_MEMORY if end.out_of_memory else Code.RUNNER_CRASHED
+
+
+def _exit(end: ProcessExit) -> job_pb2.RunnerExit:
+    message = job_pb2.RunnerExit(out_of_memory=end.out_of_memory)
+    if end.exit_code is not None:
+        message.exit_code = end.exit_code
+    if end.signal is not None:
+        message.signal = end.signal
+    if end.peak_memory_bytes is not None:
+        message.peak_memory_bytes = end.peak_memory_bytes
+    return message
+
+
+def _event(
+    lease: job_pb2.Lease,
+    *,
+    accepted: job_pb2.JobAccepted | None = None,
+    running: job_pb2.JobRunning | None = None,
+    progress: job_pb2.JobProgress | None = None,
+    effect: job_pb2.Effect | None = None,
+    succeeded: job_pb2.JobResult | None = None,
+    failed: job_pb2.JobError | None = None,
+    cancelled: job_pb2.JobCancelled | None = None,
+) -> job_pb2.ProgressEvent:
+    event = job_pb2.ProgressEvent(
+        lease=lease,
+        accepted=accepted,
+        running=running,
+        progress=progress,
+        effect=effect,
+        succeeded=succeeded,
+        failed=failed,
+        cancelled=cancelled,
+    )
+    event.event_time.FromNanoseconds(time.time_ns())
+    return event
