@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 class Superseded(Exception):
@@ -26,7 +27,11 @@ def record(
     with path.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        lines = [json.loads(line) for line in file if line.endswith(b"\n")]
+        written = file.read()
+        whole = written[: written.rfind(b"\n") + 1]
+        if whole != written:
+            file.truncate(len(whole))  # a line that a crash cut off was never written
+        lines = _parse(whole)
         own = [line for line in lines if line["idempotency_key"] == idempotency_key]
         if any(line["lease_token"] > lease_token for line in own):
             raise Superseded(f"a newer attempt than lease {lease_token} has written to {path.name}")
@@ -45,8 +50,12 @@ def record(
         return {"number": (known or entry)["number"], "effect": effect}
 
 
-def entries(path: Path) -> list[dict[str, object]]:
+def entries(path: Path) -> list[dict[str, Any]]:
     """All calls, in their order; none if nothing was ever written."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return _parse(path.read_bytes())
+
+
+def _parse(lines: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines.split(b"\n") if line]

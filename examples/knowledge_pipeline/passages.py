@@ -14,8 +14,9 @@ _UNDERLINE: Final = re.compile(r"([=\-~^*#\"'`+.])\1{2,}")
 _ATX_HEADING: Final = re.compile(r"#{1,6}[ \t]+(?P<text>.*?)[ \t]*#*")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\ufeff]")
 _MARKDOWN_LINK: Final = re.compile(r"!?\[(?P<text>[^\[\]\n]{0,400})\]\([^()\s]{0,2000}\)")
+# Underscores are left alone: `__init__` is a name far more often than it is emphasis.
 _EMPHASIS: Final = re.compile(
-    r"(?<![\w*`_])(?P<mark>\*\*|\*|``|`|__|_)(?=\S)(?P<text>[^*`\n]{1,400}?)(?<=\S)(?P=mark)(?![\w*`_])"
+    r"(?<![\w*`_])(?P<mark>\*\*|\*|``|`)(?=\S)(?P<text>[^*`\n]{1,400}?)(?<=\S)(?P=mark)(?![\w*`_])"
 )
 _BLANKS: Final = re.compile(r"[^\S\n]+")
 _SENTENCE_END: Final = re.compile(r"[.!?:;]\s+")
