@@ -78,6 +78,10 @@ async def _faults() -> AsyncGenerator[None, None]:
         yield
     except migrate.MigrationError as error:
         raise CommandError(Exit.REFUSED, error.code, str(error)) from error
+    except ValueError as error:  # the driver's, for an address that it cannot read
+        raise CommandError(
+            Exit.USAGE, "USAGE", f"--database-url: {error}", "rara db migrate --help"
+        ) from error
     except (OSError, TimeoutError, asyncpg.CannotConnectNowError) as error:
         why = str(error) or type(error).__name__
         raise CommandError(
@@ -100,7 +104,3 @@ async def _faults() -> AsyncGenerator[None, None]:
         ) from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise CommandError(Exit.UNEXPECTED, "DATABASE_FAILED", str(error)) from error
-    except ValueError as error:
-        raise CommandError(
-            Exit.USAGE, "USAGE", f"--database-url: {error}", "rara db migrate --help"
-        ) from error
