@@ -182,7 +182,7 @@ def test_a_wrong_field_is_named_with_its_path_and_file(
         ("[" * 100_000, "nest"),
         (
             "a: "
-             "&a [x,x,x,x,x,x,x,x,x]\n"
+            "&a [x,x,x,x,x,x,x,x,x]\n"
             + "".join(
                 f"{chr(98 + i)}: &{chr(98 + i)} [{','.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(8)
             ),
