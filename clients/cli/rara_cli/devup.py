@@ -17,7 +17,7 @@ from rara_cli.stack import PartFailed, PortTaken, Stack, StackSettings
 
 _ECHO_S = 0.2
 # What a folder of ours holds, and nothing else: `reset` deletes no other.
-_OURS = frozenset({"postgres", "blobs", "logs"})
+_OURS = frozenset({"postgres", "blobs", "executor", "logs"})
 
 
 async def stay_up(session: Session, settings: StackSettings) -> int:
@@ -44,6 +44,7 @@ async def _run(session: Session, stack: Stack, stop: asyncio.Event) -> int:
     echo = asyncio.create_task(_echo(session, stack), name="echo logs") if session.verbose else None
     try:
         if not await _start(stack, stop):
+            session.note("rara: interrupted while starting: nothing runs")
             return Exit.INTERRUPTED
         _say_hello(session, stack)
         waits = [
@@ -85,7 +86,7 @@ async def _start(stack: Stack, stop: asyncio.Event) -> bool:
         interrupted.cancel()
         if not start.done():
             start.cancel()
-        await asyncio.wait((start, interrupted))
+        await asyncio.wait((start, interrupted))  # a cancelled start stops what it has started
     if start.cancelled():
         return False
     start.result()

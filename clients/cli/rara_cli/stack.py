@@ -1,7 +1,7 @@
 """A whole Rara on this machine: an embedded PostgreSQL, a scheduler and an executor, each its own process.
 
-For trying out and for tests. Everything is kept in one folder: `postgres/`, `blobs/`, `logs/`. The parts end
-with the process that started them, also when that is killed (on Linux, by the parent-death signal).
+For trying out and for tests. Everything is kept in one folder: `postgres/`, `blobs/`, `executor/`, `logs/`. The
+parts end with the process that started them, also when that is killed (on Linux, by the parent-death signal).
 """
 
 import asyncio
@@ -237,6 +237,7 @@ class Stack:
             "RARA_EXECUTOR_MODULES": ",".join(self.settings.modules),
             "RARA_EXECUTOR_NAME": self.settings.executor_name,
             "RARA_EXECUTOR_SLOTS": str(self.settings.slots),
+            "RARA_EXECUTOR_DIR": str(self.settings.directory.absolute() / "executor"),
         }
         return self._spec("executor", "rara_executor", own, _EXECUTOR_READY)
 
