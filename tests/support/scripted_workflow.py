@@ -377,7 +377,8 @@ class ScriptedWorkflow(workflow_pb2_grpc.WorkflowServiceServicer):
                 sent += 1
             place = len(events)
             step = self.steps[step.step_run_id]
-            if step.state in STEP_ENDED or step.attempt > attempt:
+            is_over = step.state == workflow_pb2.STEP_RUN_STATE_RETRYABLE_FAILED or step.attempt > attempt
+            if step.state in STEP_ENDED or is_over:
                 yield workflow_pb2.WatchStepRunResponse(step_run=step)
                 return
             if fault is not None:

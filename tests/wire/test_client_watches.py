@@ -305,3 +305,15 @@ async def test_events_can_be_read_from_any_number_on(server: ScriptedServer, cli
     for sequence in range(1, 6):
         server.workflow.put_event(event(sequence))
     assert await sequences(client, attempt=1, after_sequence=3) == [4, 5]
+
+
+async def test_the_watch_of_an_attempt_that_was_never_taken_up_ends_with_it(
+    server: ScriptedServer, client: Client
+) -> None:
+    server.workflow.put_run(run_in("RUNNING"))
+    lost = step_in("RETRYABLE_FAILED")
+    lost.reason = "DISPATCH_LOST"
+    server.workflow.put_step(lost)
+    updates = [update async for update in client.watch_step_run(lost.step_run_id)]
+    assert [update.step_run.reason for update in updates] == ["DISPATCH_LOST"]
+    assert len(server.script.requests("WatchStepRun")) == 1

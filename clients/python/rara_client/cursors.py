@@ -120,13 +120,14 @@ class StepCursor:
     def accept(self, message: workflow_pb2.WatchStepRunResponse) -> bool:
         match message.WhichOneof("update"):
             case "event":
-                # From the first event on it is this attempt, also where the newest was asked for.
+                # From the first sight on it is this attempt, also where the newest was asked for.
                 self._attempt = self._attempt or message.event.lease.attempt
                 return self._is_new(message.event.sequence)
             case "step_run":
                 if self._known == message.step_run:
                     return False
                 self._known = message.step_run
+                self._attempt = self._attempt or message.step_run.attempt
                 return True
             case _:
                 return False
@@ -135,9 +136,10 @@ class StepCursor:
         step = await self._fetch()
         if step.state in STEP_ENDED:
             return True
-        if self._attempt == 0 or step.attempt < self._attempt:
+        watched = self._attempt or step.attempt
+        if watched == 0 or step.attempt < watched:
             return False  # it has not begun
-        return step.attempt > self._attempt or step.state not in _ATTEMPT_OPEN
+        return step.attempt > watched or step.state not in _ATTEMPT_OPEN
 
     def _is_new(self, sequence: int) -> bool:
         if sequence <= self._whole_to or sequence in self._beyond:

@@ -57,8 +57,9 @@ async def follow(cursor: Cursor[M], pacing: Pacing) -> AsyncGenerator[M, None]:
         call = cursor.open()
         try:
             while (message := await _read(call, cursor.message_type, pacing.silence_s)) is not None:
-                failures, was_heard, last_word = 0, True, pacing.clock()
+                was_heard, last_word = True, pacing.clock()
                 if cursor.accept(message):
+                    failures = 0  # not before: a stream that only repeats itself is no success
                     yield message
             if await cursor.is_over():
                 return
