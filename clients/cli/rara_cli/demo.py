@@ -1,0 +1,207 @@
+"""`rara dev demo`: from an empty folder to measured results, with every part a process of its own."""
+
+import asyncio
+import json
+import os
+import platform
+import shutil
+import tempfile
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+from knowledge_pipeline import DEFINITION_FILE
+from rara.v1 import workflow_pb2
+from rara_client import Client
+from rara_client.cursors import RUN_ENDED
+from rara_client.definitions import load_definition
+from rara_scheduler.embedded import EmbeddedPostgresError
+
+from rara_cli import words
+from rara_cli.democrash import LEASES, Crashes, write_corpus
+from rara_cli.demoprint import print_outcome
+from rara_cli.demoresult import Outcome, faults, fetch_outcome
+from rara_cli.demosay import Narrator
+from rara_cli.exits import CommandError, Exit
+from rara_cli.jsonview import Json
+from rara_cli.runlines import step_details
+from rara_cli.session import Session
+from rara_cli.stack import PartFailed, Stack, StackSettings
+
+Watcher = Callable[[workflow_pb2.StepRun], Awaitable[None]]
+
+
+async def run_demo(
+    *, corpus: Path | None, crash: bool, directory: Path | None, result_path: Path, keep: bool
+) -> int:
+    """Set everything up, run the example to its end, show the result; 0 only if all of it is there.
+
+    directory: where data is kept; None: a new folder, which goes away after a success unless `keep`.
+
+    Raises CommandError if the parts do not start or one of them is given up.
+    """
+    say = Narrator(Session())
+    is_ours = directory is None
+    home = (directory or Path(tempfile.mkdtemp(prefix="rara-demo-"))).absolute()
+    code: int = Exit.UNEXPECTED
+    try:
+        code = await _Demo(say, home, corpus, crash=crash).run(result_path)
+    except (PartFailed, EmbeddedPostgresError) as error:
+        reason = error.code if isinstance(error, EmbeddedPostgresError) else "PART_FAILED"
+        raise CommandError(Exit.UNEXPECTED, str(reason), str(error)) from error
+    finally:
+        if is_ours and not keep and code == Exit.OK:
+            await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
+        elif home.exists():
+            say.plain(f"data and logs are kept in {home}")
+    return code
+
+
+class _Demo:
+    """One demo in one folder."""
+
+    def __init__(self, say: Narrator, home: Path, corpus: Path | None, *, crash: bool) -> None:
+        self._say = say
+        self._home = home
+        self._corpus = corpus
+        self._crash = crash
+        self._key = f"demo-{uuid.uuid4()}"
+        # A name of its own for each demo: a folder may see several.
+        self._ledger = home / f"effects-{self._key}.jsonl"
+
+    async def run(self, result_path: Path) -> int:
+        say = self._say
+        what = (
+            "a pipeline of five steps, two crashes on the way" if self._crash else "a pipeline of five steps"
+        )
+        say.plain(f"Rara demo: {what}; PostgreSQL, scheduler and executor are processes of their own.")
+        say.plain(f"Everything is kept in {self._home}.")
+        say.plain()
+        await self._prepare_corpus()
+        settings = StackSettings(
+            directory=self._home, executor_name="demo", env=dict(LEASES) if self._crash else {}
+        )
+        async with Stack(settings, report=say.say) as stack, Client.connect(stack.address) as client:
+            ready_s = say.elapsed_s
+            crashes = Crashes(stack, client, say) if self._crash else None
+            run_id = await self._start_run(client)
+            await _until_ended(self._follow(client, run_id, crashes.see if crashes else None), stack)
+            outcome = await fetch_outcome(client, run_id)
+            total_s = say.elapsed_s
+            say.say("stopping the executor, the scheduler, PostgreSQL")
+        return self._conclude(outcome, crashes, result_path, ready_s=ready_s, total_s=total_s)
+
+    async def _prepare_corpus(self) -> None:
+        if self._corpus is not None:
+            self._say.say(f"texts: {self._corpus}")
+        elif self._crash:
+            self._home.mkdir(parents=True, exist_ok=True)
+            self._corpus = self._home / "corpus"
+            count = await asyncio.to_thread(write_corpus, self._corpus)
+            self._say.say(
+                f"texts: {count:,} sources of this Python's standard library, enough to take a while"
+            )
+            shown = ", ".join(f"{name}={value}" for name, value in LEASES.items())
+            self._say.say(f"leases are short, so that recovery is quick to see: {shown}")
+        else:
+            self._say.say("texts: the Python language reference that comes with this Python")
+
+    async def _start_run(self, client: Client) -> str:
+        definition = (await client.register_definition(load_definition(DEFINITION_FILE))).definition
+        options: Json = {"ledger": str(self._ledger)}
+        if self._corpus is not None:
+            options["corpus"] = str(self._corpus.absolute())
+        started = await client.start_run(
+            definition.definition,
+            options,
+            definition_version=definition.version,
+            idempotency_key=self._key,
+            labels={"demo": "crash" if self._crash else "plain"},
+        )
+        run_id = started.run.workflow_run_id
+        self._say.say(
+            f"{definition.definition} version {definition.version} is registered; run {run_id} started"
+        )
+        return run_id
+
+    async def _follow(self, client: Client, run_id: str, watcher: Watcher | None) -> None:
+        """Show the run until it has ended; the watcher sees each step as it changes."""
+        said: dict[str, tuple[int, int]] = {}
+        async with aclosing(client.watch_run(run_id)) as updates:
+            async for update in updates:
+                if update.WhichOneof("update") == "run" and update.run.state in RUN_ENDED:
+                    return
+                if update.WhichOneof("update") != "step_run":
+                    continue
+                step = update.step_run
+                self._show(step, said)
+                if watcher is not None:
+                    await watcher(step)
+
+    def _show(self, step: workflow_pb2.StepRun, said: dict[str, tuple[int, int]]) -> None:
+        state = words.step_state(step.state)
+        if state in ("pending", "leased"):
+            return
+        line = f"{step.step_name:<9} {state:<10} {'  '.join(step_details(step))}"
+        is_news = said.get(step.step_run_id) != (step.state, step.attempt)
+        said[step.step_run_id] = step.state, step.attempt
+        if is_news and (state != "running" or step.attempt > 1):
+            self._say.say(line)
+        else:
+            self._say.status(line)
+
+    def _conclude(
+        self,
+        outcome: Outcome,
+        crashes: Crashes | None,
+        result_path: Path,
+        *,
+        ready_s: float,
+        total_s: float,
+    ) -> int:
+        print_outcome(self._say, outcome)
+        found = faults(outcome)
+        result: Json = {
+            "python": platform.python_version(),
+            "seconds": {"until_ready": round(ready_s, 3), "until_result": round(total_s, 3)},
+            **outcome.to_json(),
+        }
+        if crashes is not None:
+            crashes.print(outcome, self._ledger)
+            found += crashes.faults(outcome, self._ledger)
+            result["crash"] = crashes.to_json(self._ledger)
+        result["faults"] = found
+        _write(result_path, result)
+        self._say.plain()
+        self._say.plain(f"The whole result is in {result_path}.")
+        for fault in found:
+            self._say.plain(f"Not as it should be: {fault}")
+        if not found:
+            return Exit.OK
+        has_failed = outcome.run.state == workflow_pb2.WORKFLOW_RUN_STATE_FAILED
+        return Exit.RUN_FAILED if has_failed else Exit.UNEXPECTED
+
+
+async def _until_ended(work: Awaitable[None], stack: Stack) -> None:
+    """Wait for the work, or for a part that is given up. Raises PartFailed then."""
+    tasks = [
+        asyncio.ensure_future(work),
+        asyncio.create_task(stack.wait(), name="wait for a failure"),
+    ]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in done:
+        task.result()
+
+
+def _write(path: Path, result: Json) -> None:
+    """Whole or not at all: a reader never sees half a result."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    draft.replace(path)
