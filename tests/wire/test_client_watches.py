@@ -219,7 +219,7 @@ async def test_a_silent_stream_is_replaced(server: ScriptedServer) -> None:
                 break
         nothing = asyncio.create_task(anext(updates))
         async with asyncio.timeout(10):
-            while len(server.script.requests("WatchRun")) < 3:  # noqa: ASYNC110 - the server tells nobody
+            while len(server.script.requests("WatchRun")) < 3:
                 await asyncio.sleep(0.01)
         server.workflow.put_run(run_in("SUCCEEDED"))
         assert one_shown(await nothing) == "run SUCCEEDED"

@@ -142,6 +142,16 @@ _BY_STATUS: Final[Mapping[str, type[RaraError]]] = {
 }
 
 
+# How a broken connection looks when nobody on the other side said anything: a reset is seen as CANCELLED,
+# INTERNAL or UNKNOWN, depending on where it hit.
+_BROKEN: Final = frozenset({"UNAVAILABLE", "CANCELLED", "INTERNAL", "UNKNOWN"})
+
+
+def may_resume(fault: RaraError) -> bool:
+    """Whether a stream that ended so may go on in another call."""
+    return isinstance(fault, Unavailable) or (not fault.from_scheduler and fault.status in _BROKEN)
+
+
 def from_rpc_error(error: grpc.aio.AioRpcError) -> RaraError:
     """Translate a failed call, with the details that its trailers carry."""
     status = error.code().name

@@ -10,7 +10,7 @@ from rara.v1 import artifact_pb2, artifact_pb2_grpc, common_pb2
 
 from rara_client.blobs import Check, digest_of, write_requests
 from rara_client.calls import Calls
-from rara_client.errors import ArtifactMismatch, Refused, Unavailable, from_rpc_error
+from rara_client.errors import ArtifactMismatch, RaraError, Refused, from_rpc_error, may_resume
 
 # The slowest transfer that is still one: below it a connection counts as stuck.
 _MIN_BYTES_PER_S: Final = 64 * 1024
@@ -57,9 +57,9 @@ class Transfers:
         while True:
             try:
                 return (await self._write(source, upload_id, offset, digest.size_bytes)).verified
-            except Unavailable as fault:
+            except RaraError as fault:
                 failures += 1
-                if failures > pacing.retries:
+                if failures > pacing.retries or not may_resume(fault):
                     raise
                 await pacing.sleep(pacing.pause_s(failures, fault.retry_after_s))
             status = await self._calls.unary(
@@ -84,7 +84,8 @@ class Transfers:
                     await call.write(request)
                 await call.done_writing()
             except asyncio.InvalidStateError:
-                pass  # the other side has ended the call early; its status says why
+                pass  # the other side has ended the call early; its status says why, unless a write met the end:
+                # then grpc.aio puts an INTERNAL of its own in its place, which the next call finds out about
             return await call
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
@@ -103,9 +104,9 @@ class Transfers:
                     check.take(data)
                     yield data
                 break
-            except Unavailable as fault:
+            except RaraError as fault:
                 failures += 1
-                if failures > pacing.retries:
+                if failures > pacing.retries or not may_resume(fault):
                     raise
                 await pacing.sleep(pacing.pause_s(failures, fault.retry_after_s))
         check.finish()

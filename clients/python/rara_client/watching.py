@@ -6,14 +6,10 @@ from typing import Protocol, TypeVar
 
 import grpc.aio
 
-from rara_client.errors import RaraError, RevisionCompacted, Unavailable, from_rpc_error
+from rara_client.errors import RaraError, RevisionCompacted, Unavailable, from_rpc_error, may_resume
 from rara_client.pacing import Pacing
 
 M = TypeVar("M")
-
-# How a broken connection looks when nobody on the other side said anything: a reset is seen as CANCELLED,
-# INTERNAL or UNKNOWN, depending on where it hit.
-_BROKEN = frozenset({"UNAVAILABLE", "CANCELLED", "INTERNAL", "UNKNOWN"})
 
 
 class Stream(Protocol):
@@ -68,7 +64,7 @@ async def follow(cursor: Cursor[M], pacing: Pacing) -> AsyncGenerator[M, None]:
             cursor.restart()
             fault = error
         except RaraError as error:
-            if not _may_resume(error):
+            if not may_resume(error):
                 raise
             fault = error
         finally:
@@ -82,12 +78,6 @@ async def follow(cursor: Cursor[M], pacing: Pacing) -> AsyncGenerator[M, None]:
         if is_hopeless:
             raise fault
         await pacing.sleep(pause_s)
-
-
-def _may_resume(fault: RaraError) -> bool:
-    if isinstance(fault, Unavailable):
-        return True
-    return not fault.from_scheduler and fault.status in _BROKEN
 
 
 async def _read(call: Stream, message_type: type[M], silence_s: float) -> M | None:
