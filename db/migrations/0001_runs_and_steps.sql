@@ -270,6 +270,34 @@ create table rara.step_event (
 ) partition by range (granted_on);
 create table rara.step_event_default partition of rara.step_event default;
 
+-- Creates the partitions of today and of $1 days ahead (UTC) that are missing; returns their names. A day whose rows
+-- are in the default partition already keeps them there.
+create function rara.create_history_partitions(days_ahead int) returns setof text language plpgsql as $$
+declare
+    day date;
+    parent text;
+    name text;
+begin
+    if not pg_try_advisory_xact_lock(hashtext('rara.create_history_partitions')) then
+        return; -- another scheduler is at it
+    end if;
+    for offset_days in 0 .. days_ahead loop
+        day := (now() at time zone 'UTC')::date + offset_days;
+        foreach parent in array array['step_attempt', 'step_event'] loop
+            name := format('%s_%s', parent, to_char(day, 'YYYYMMDD'));
+            continue when to_regclass(format('rara.%I', name)) is not null;
+            begin
+                execute format('create table rara.%I partition of rara.%I for values from (%L) to (%L)',
+                               name, parent, day, day + 1);
+                return next name;
+            exception when check_violation then
+                null;
+            end;
+        end loop;
+    end loop;
+end
+$$;
+
 -- ---------------------------------------------------------------- what crosses attempts
 
 create table rara.effect ( -- what once() recorded; the first of a name stays
@@ -404,6 +432,8 @@ end
 $$;
 create trigger waiting_is_open before insert on rara.waiting
     for each row execute function rara.refuse_closed_step();
+
+select rara.create_history_partitions(3);
 
 -- ---------------------------------------------------------------- where a step stands
 

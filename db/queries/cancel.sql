@@ -115,3 +115,6 @@ update rara.workflow_run w
          cancel_reason)
  where w.workflow_run_id = r.workflow_run_id and w.revision = r.revision - 1
 returning w.workflow_run_id::text;
+
+-- name: step_names
+select step_run_id::text, step_name from rara.step_run where step_run_id = any($1::uuid[]);

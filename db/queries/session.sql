@@ -21,9 +21,10 @@ update rara.executor set draining = true where executor_id = $1::uuid returning 
 -- name: leases_of_executor
 -- All that is leased to one executor: its inventory as the database knows it.
 select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.accepted_at is not null as accepted,
-       l.last_sequence, l.gaps, l.granted_on, l.cancel_reason,
+       l.last_sequence, l.gaps, l.granted_on, l.cancel_reason, t.kind,
        extract(epoch from l.cancel_grace)::float8 as cancel_grace_s
   from rara.lease l
+  join rara.route t on t.route_id = l.route_id
  where l.executor_id = $1::uuid;
 
 -- name: closed_tokens

@@ -1,5 +1,6 @@
 -- name: look_around
--- One read-only look at everything that falls due by itself. $1: accept timeout, seconds.
+-- One read-only look at everything that falls due by itself. $1: accept timeout, seconds; $2: who asks; $3: seconds
+-- without a sign after which another scheduler does not count.
 select (select extract(epoch from min(w.available_at) - now()) from rara.waiting w)::float8 as next_due_s,
        exists (select from rara.lease l
                 where l.expires_at <= now()
@@ -18,6 +19,9 @@ select (select extract(epoch from min(w.available_at) - now()) from rara.waiting
                   and (r.deadline is not null or r.schedule_deadline is not null))
            as ready_overdue,
        exists (select from rara.waiting w where w.deadline <= now() and w.deadline is not null) as waiting_overdue,
+       exists (select from rara.executor x
+                where x.scheduler_id <> $2::uuid and x.ended_at is null
+                  and x.last_seen_at > now() - make_interval(secs => $3::float8)) as others_known,
        coalesce((select max(route_id) from rara.route), 0) as newest_route_id;
 
 -- name: reclaimable_leases

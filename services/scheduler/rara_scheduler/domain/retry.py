@@ -83,7 +83,7 @@ def judge(
     free = code in FREE
     if cancel_reason == Code.DEADLINE_EXCEEDED:
         return Verdict(Ending.FAILED, Code.DEADLINE_EXCEEDED, failures, free_endings, spent=False)
-    if cancel_reason is not None and cancel_reason != Code.EXECUTOR_SHUTDOWN:
+    if cancel_reason is not None:
         return Verdict(Ending.CANCELLED, cancel_reason, failures, free_endings, spent=False)
     if free:
         if free_endings + 1 >= policy.max_free_endings:

@@ -1,0 +1,121 @@
+"""Adaptive group commit: flush at once when idle, gather only while a commit runs."""
+
+import asyncio
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import structlog
+
+from rara_scheduler.domain.attempt import Item, Report
+from rara_scheduler.domain.errors import Fault
+from rara_scheduler.loops.aftermath import Aftermath
+from rara_scheduler.store.commit import BatchResult, CommitStore, LeaseReports
+from rara_scheduler.store.database import Conflict, StoreUnavailable
+
+log = structlog.get_logger(__name__)
+
+_FIRST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One item about one lease. executor_id: who reported it and is answered; None: the scheduler itself."""
+
+    step_run_id: str
+    workflow_run_id: str
+    lease_token: int
+    executor_id: str | None
+    item: Item
+
+
+class Committer:
+    """Gathers submissions and commits them in sets, in the order in which each lease's arrived.
+
+    What is not committed stays here and unacknowledged: an outage of the database only makes the queue longer, up to
+    the events that the executors' windows allow.
+    """
+
+    def __init__(self, store: CommitStore, aftermath: Aftermath, *, batch: int) -> None:
+        self._store = store
+        self._aftermath = aftermath
+        self._batch = batch
+        self._queue: deque[Submission] = deque()
+        self._queued: Counter[str] = Counter()
+        self._arrived = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def submit(self, submission: Submission) -> None:
+        self._queue.append(submission)
+        if submission.executor_id is not None:
+            self._queued[submission.executor_id] += 1
+        self._arrived.set()
+        self._idle.clear()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def queued(self, executor_id: str) -> int:
+        """How many reports of one executor are not committed yet."""
+        return self._queued[executor_id]
+
+    async def drained(self) -> None:
+        """Return when everything submitted so far has been committed."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Commit until cancelled."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            await self._arrived.wait()
+            if not self._queue:
+                self._arrived.clear()
+                self._idle.set()
+                continue
+            batch, reporters, taken = self._gather()
+            try:
+                result = await self._store.commit(batch)
+            except (StoreUnavailable, Conflict, Fault) as error:
+                # Nothing was stored. Keep it all and try again.
+                self._queue.extendleft(reversed(taken))
+                log.warning("commit.deferred", error=str(error), waiting=len(self._queue), wait_s=wait_s)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                continue
+            wait_s = _FIRST_WAIT_S
+            self._uncount(taken)
+            self._aftermath.committed(result, reporters)
+
+    async def commit_found(self, batch: list[LeaseReports]) -> BatchResult:
+        """Commit what a sweep found, beside the queue; leases that somebody is at work on are left out."""
+        result = await self._store.commit(batch, skip_locked=True)
+        self._aftermath.committed(result, {})
+        return result
+
+    def _uncount(self, taken: list[Submission]) -> None:
+        for submission in taken:
+            if submission.executor_id is not None:
+                self._queued[submission.executor_id] -= 1
+                if not self._queued[submission.executor_id]:
+                    del self._queued[submission.executor_id]
+
+    def _gather(self) -> tuple[list[LeaseReports], dict[int, str], list[Submission]]:
+        taken: list[Submission] = []
+        by_token: dict[int, list[Submission]] = {}
+        while self._queue and len(taken) < self._batch:
+            submission = self._queue.popleft()
+            taken.append(submission)
+            by_token.setdefault(submission.lease_token, []).append(submission)
+        batch = []
+        reporters = {}
+        for token, submissions in by_token.items():
+            first = submissions[0]
+            executor_id = next((s.executor_id for s in submissions if s.executor_id is not None), None)
+            # A session reports only about its own leases; another's token is answered as lost.
+            items = tuple(s.item for s in submissions if s.executor_id in (None, executor_id))
+            if executor_id is not None and any(isinstance(item, Report) for item in items):
+                reporters[token] = executor_id
+            batch.append(LeaseReports(first.step_run_id, first.workflow_run_id, token, executor_id, items))
+        return batch, reporters, taken

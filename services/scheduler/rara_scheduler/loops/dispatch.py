@@ -1,0 +1,315 @@
+"""Leasing ready steps for the free credit of this scheduler's sessions, and sending them."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+from rara.v1 import job_pb2
+
+from rara_scheduler.domain.attempt import AttemptEnding
+from rara_scheduler.domain.errors import Code, Fault, StepError
+from rara_scheduler.domain.routing import Capability, Miss, Offer, Route, match
+from rara_scheduler.loops.committer import Committer, Submission
+from rara_scheduler.sessions import Held, Session, SessionRegistry
+from rara_scheduler.store.leases import Cursor, Grant, LeaseStore
+from rara_scheduler.store.run_ledger import Specs
+from rara_scheduler.store.sweeps import BEFORE_ALL
+from rara_scheduler.transport.jobs import UnfitJob, build_job
+
+log = structlog.get_logger(__name__)
+
+_CURSOR_LIFE_S = 3.0  # then probes begin at the front again
+_FEW_ROUTES = 4
+
+
+@dataclass(slots=True)
+class _Group:
+    """Sessions that serve the same routes with the same concurrency."""
+
+    routes: dict[int, str]  # route_id -> the version of its kind to run
+    sessions: list[Session]
+
+
+class RouteTable:
+    """All routes that exist, and what each distinct offer serves of them."""
+
+    def __init__(self) -> None:
+        self.routes: dict[int, Route] = {}
+        self.newest = 0
+        self._served: dict[str, dict[int, str]] = {}
+        self._checked: dict[str, int] = {}
+
+    def add(self, routes: Sequence[Route]) -> None:
+        for route in routes:
+            self.routes[route.route_id] = route
+            self.newest = max(self.newest, route.route_id)
+
+    def served(self, session: Session) -> dict[int, str]:
+        """route_id -> kind_version, for the routes that the session's executor can run."""
+        key = session.session_id
+        served = self._served.setdefault(key, {})
+        checked = self._checked.get(key, 0)
+        if checked < self.newest:
+            offer = _still_offered(session)
+            for route_id, route in self.routes.items():
+                if route_id > checked:
+                    found = match(route, offer)
+                    if not isinstance(found, Miss):
+                        served[route_id] = found
+            self._checked[key] = self.newest
+        return served
+
+    def forget(self, session: Session) -> None:
+        """The session ended, or no longer serves what it offered."""
+        self._served.pop(session.session_id, None)
+        self._checked.pop(session.session_id, None)
+
+
+def _still_offered(session: Session) -> Offer:
+    """The offer less what the executor has refused since."""
+    offer = session.offer
+    if not session.unserved:
+        return offer
+    kept = []
+    for capability in offer.capabilities:
+        versions = tuple(v for v in capability.versions if (capability.kind, v) not in session.unserved)
+        if versions:
+            kept.append(Capability(capability.kind, versions, capability.max_concurrency))
+    return Offer(offer.executor_kind, tuple(kept), offer.labels)
+
+
+class DispatchLoop:
+    """Wakes on work, credit and hints; a poll alone finds everything, too.
+
+    while_idle_s: the poll. A step is leased only when it can be sent at once.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseStore,
+        specs: Specs,
+        sessions: SessionRegistry,
+        routes: RouteTable,
+        committer: Committer,
+        *,
+        lease_s: float,
+        poll_s: float,
+        lease_batch: int,
+        max_payload_bytes: int,
+        tell_others: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._leases = leases
+        self._specs = specs
+        self._sessions = sessions
+        self._routes = routes
+        self._committer = committer
+        self._lease_s = lease_s
+        self._poll_s = poll_s
+        self._lease_batch = lease_batch
+        self._max_payload_bytes = max_payload_bytes
+        self._tell_others = tell_others
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._local_work = False
+        self._cursors: dict[int, Cursor] = {}
+        self._cursors_at = clock()
+        self._turn = 0
+        self.stopping = False
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def work_submitted(self) -> None:
+        """A step became leasable by an act of this process; other schedulers may have to be told."""
+        self._local_work = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Lease and send until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(self._poll_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            if self.stopping:
+                continue
+            local, self._local_work = self._local_work, False
+            try:
+                while await self._dispatch_once():
+                    # Others run between two full turns: acks and heartbeats are due as well.
+                    await asyncio.sleep(0)
+                if local and self._cannot_serve_all():
+                    self._tell_others()
+            except Fault as error:
+                log.warning("dispatch.deferred", error=str(error))
+
+    def _cannot_serve_all(self) -> bool:
+        free = [session for session in self._sessions if session.free_credit()]
+        if not free:
+            return True
+        served: set[int] = set()
+        for session in free:
+            served |= self._routes.served(session).keys()
+        return len(served) < len(self._routes.routes)
+
+    async def _dispatch_once(self) -> bool:
+        """One turn over all sessions with free credit. True: a statement came back full, so look again at once."""
+        if self._clock() - self._cursors_at > _CURSOR_LIFE_S:
+            self._cursors.clear()
+            self._cursors_at = self._clock()
+        self._turn += 1
+        again = False
+        for group in self._groups():
+            again |= await self._serve(group)
+        return again
+
+    def _groups(self) -> list[_Group]:
+        groups: dict[tuple[object, ...], _Group] = {}
+        for session in self._sessions:
+            if session.free_credit() <= 0:
+                continue
+            served = self._routes.served(session)
+            if not served:
+                continue
+            limited = any(c.max_concurrency for c in session.offer.capabilities)
+            key: tuple[object, ...] = (session.executor_id,) if limited else tuple(sorted(served.items()))
+            groups.setdefault(key, _Group(served, [])).sessions.append(session)
+        return list(groups.values())
+
+    async def _serve(self, group: _Group) -> bool:
+        slots = _deal(group.sessions, self._lease_batch)
+        limits = self._limits(group, len(slots))
+        if not slots or not limits:
+            return False
+        probes = [
+            (route_id, most, self._cursors.get(route_id, BEFORE_ALL)) for route_id, most in limits.items()
+        ]
+        grants = await self._leases.grant(probes, slots)
+        for grant in grants:
+            seen = (grant.available_at, UUID(grant.step_run_id))
+            if seen > self._cursors.get(grant.route_id, BEFORE_ALL):
+                self._cursors[grant.route_id] = seen
+        if grants:
+            try:
+                await self._send(group, grants)
+            except Fault:
+                # Leased, and what the jobs need could not be loaded: back at once, not after the accept timeout.
+                for grant in grants:
+                    self._give_back(
+                        grant, StepError(Code.DISPATCH_LOST, "the database went away while leasing")
+                    )
+                raise
+        taken = Counter(grant.route_id for grant in grants)
+        short = len(grants) < min(len(slots), sum(limits.values()))
+        if short and any(cursor is not BEFORE_ALL for _, _, cursor in probes):
+            # A cursor must not hide what was committed late or put in behind it: look once from the front.
+            for route_id in limits:
+                self._cursors.pop(route_id, None)
+            return True
+        return bool(grants) and (
+            not short or any(taken[route_id] >= most for route_id, most in limits.items())
+        )
+
+    def _limits(self, group: _Group, slots: int) -> dict[int, int]:
+        """How many steps of each route may be taken in this turn."""
+        most = slots if len(group.routes) <= _FEW_ROUTES else max(1, -(-2 * slots // len(group.routes)))
+        limits = dict.fromkeys(group.routes, most)
+        if len(group.sessions) > 1 or not any(
+            c.max_concurrency for c in group.sessions[0].offer.capabilities
+        ):
+            return limits
+        by_kind: dict[str, list[int]] = {}
+        for route_id in group.routes:
+            by_kind.setdefault(self._routes.routes[route_id].kind, []).append(route_id)
+        for kind, route_ids in by_kind.items():
+            room = group.sessions[0].room(kind, most)
+            if room >= most and len(route_ids) == 1:
+                continue
+            for route_id in route_ids:
+                limits.pop(route_id)
+            if room:
+                # Routes of one kind share its room: one of them gets it, another one in the next turn.
+                limits[route_ids[self._turn % len(route_ids)]] = room
+        return limits
+
+    async def _send(self, group: _Group, grants: Sequence[Grant]) -> None:
+        specs = [
+            (
+                grant,
+                (await self._specs.spec(grant.definition, grant.definition_version)).steps[grant.step_name],
+            )
+            for grant in grants
+        ]
+        materials = await self._leases.materials(specs)
+        sessions = {session.executor_id: session for session in group.sessions}
+        jobs: dict[str, list[job_pb2.JobRequest]] = {}
+        for grant, spec in specs:
+            session = sessions[grant.executor_id]
+            try:
+                job = build_job(
+                    grant,
+                    spec,
+                    materials,
+                    executor_kind=session.offer.executor_kind,
+                    kind_version=group.routes[grant.route_id],
+                    lease_s=self._lease_s,
+                    max_payload_bytes=self._max_payload_bytes,
+                )
+            except UnfitJob as unfit:
+                self._give_back(grant, unfit.error)
+                continue
+            except Exception as error:
+                log.error("dispatch.unbuildable", step_run_id=grant.step_run_id, error=repr(error))
+                self._give_back(
+                    grant,
+                    StepError(Code.PAYLOAD_INVALID, "the job cannot be put together", retryable=False),
+                )
+                continue
+            if session.closing or self._sessions.get(session.executor_id) is not session:
+                # The stream ended while the lease was being committed: nobody will read this.
+                self._give_back(
+                    grant, StepError(Code.DISPATCH_LOST, "the session ended before the job was sent")
+                )
+                continue
+            session.held[grant.lease_token] = Held(
+                grant.step_run_id,
+                grant.workflow_run_id,
+                grant.lease_token,
+                grant.attempt,
+                spec.kind,
+                group.routes[grant.route_id],
+            )
+            jobs.setdefault(session.executor_id, []).append(job)
+        for executor_id, batch in jobs.items():
+            session = sessions[executor_id]
+            session.jobs_sent += len(batch)
+            session.send_jobs(batch)
+
+    def _give_back(self, grant: Grant, error: StepError) -> None:
+        self._committer.submit(
+            Submission(
+                grant.step_run_id, grant.workflow_run_id, grant.lease_token, None, AttemptEnding(error)
+            )
+        )
+
+
+def _deal(sessions: Sequence[Session], most: int) -> list[str]:
+    """An executor_id per free slot, dealt in turn so that load spreads; `most` in all."""
+    free = {session.executor_id: session.free_credit() for session in sessions}
+    slots: list[str] = []
+    while free and len(slots) < most:
+        for executor_id in list(free):
+            slots.append(executor_id)
+            free[executor_id] -= 1
+            if not free[executor_id]:
+                del free[executor_id]
+            if len(slots) == most:
+                break
+    return slots

@@ -1,0 +1,148 @@
+"""Renewing, in one statement per beat, exactly the leases that executors' heartbeats list."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+from rara.v1 import dispatch_pb2
+
+from rara_scheduler.domain.errors import Fault
+from rara_scheduler.sessions import Session, SessionRegistry, cancel_message
+from rara_scheduler.store.leases import LeaseStore
+from rara_scheduler.store.run_ledger import CancelOrder
+from rara_scheduler.store.sessions import SessionStore
+
+log = structlog.get_logger(__name__)
+
+_HELD_RETRIES = 3  # for leases that a committer held at that moment
+
+
+class HeartbeatLoop:
+    """Gathers heartbeats for a fraction of their interval, renews, and answers.
+
+    `number` is answered at once: it proves that this process lives. `renewed` follows when the database has taken
+    the renewal: it keeps the executor's lease clock.
+    """
+
+    def __init__(
+        self,
+        leases: LeaseStore,
+        store: SessionStore,
+        sessions: SessionRegistry,
+        *,
+        heartbeat_s: float,
+        wake_dispatch: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._leases = leases
+        self._store = store
+        self._sessions = sessions
+        self._heartbeat_s = heartbeat_s
+        self._wake_dispatch = wake_dispatch
+        self._clock = clock
+        self._pending: dict[str, tuple[Session, int, Sequence[int]]] = {}
+        self._arrived = asyncio.Event()
+        self._seen_at = clock()
+
+    def take(self, session: Session, beat: dispatch_pb2.Heartbeat) -> None:
+        """A heartbeat came in. A newer one of the same session takes the place of one that still waits."""
+        was_proven = session.proven()
+        session.heartbeat_number = beat.number
+        session.answered = beat.answered
+        session.last_heartbeat_at = self._clock()
+        if beat.lease_tokens:
+            self._pending[session.executor_id] = (session, beat.number, list(beat.lease_tokens))
+            self._arrived.set()
+        else:
+            session.renewed = beat.number  # nothing to renew
+        session.send(
+            dispatch_pb2.ConnectResponse(
+                heartbeat_ack=dispatch_pb2.HeartbeatAck(number=beat.number, renewed=session.renewed)
+            )
+        )
+        if not was_proven:
+            self._wake_dispatch()
+
+    async def run(self) -> None:
+        """Renew until cancelled. A failed renewal is tried again by the next beat: leases outlast several."""
+        while True:
+            try:
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                pass
+            self._arrived.clear()
+            pending, self._pending = self._pending, {}
+            try:
+                if pending:
+                    await self._renew(list(pending.values()))
+                if self._clock() - self._seen_at >= self._heartbeat_s and len(self._sessions):
+                    await self._note_seen()
+            except Fault as error:
+                log.warning("heartbeat.deferred", error=str(error), sessions=len(pending))
+            if pending:
+                # Beats of many executors are spread over the interval: gather some, far below what a lease allows.
+                await asyncio.sleep(self._heartbeat_s / 10)
+
+    async def _renew(self, beats: Sequence[tuple[Session, int, Sequence[int]]]) -> None:
+        wanted = []
+        unknown: dict[str, list[int]] = {}
+        for session, _, tokens in beats:
+            for token in tokens:
+                held = session.held.get(token)
+                if held is None:
+                    unknown.setdefault(session.executor_id, []).append(token)
+                else:
+                    wanted.append((held.step_run_id, token, session.executor_id))
+        renewed, lost, busy = await self._leases.renew(wanted)
+        for _ in range(_HELD_RETRIES):
+            if not busy:
+                break
+            await asyncio.sleep(0.01)
+            again, gone, busy = await self._leases.renew([beat for beat in wanted if beat[1] in busy])
+            renewed |= again
+            lost |= gone
+        for session, number, tokens in beats:
+            if not any(token in busy for token in tokens):
+                session.renewed = max(session.renewed, number)
+            mine_lost = [token for token in tokens if token in lost]
+            for token in mine_lost:
+                session.held.pop(token, None)
+            cancels = [
+                cancel_message(
+                    CancelOrder(
+                        session.executor_id, token, answer.cancel_reason, answer.cancel_grace_s or 0.0
+                    )
+                )
+                for token in tokens
+                if (answer := renewed.get(token)) is not None and answer.cancel_reason is not None
+            ]
+            session.send(
+                dispatch_pb2.ConnectResponse(
+                    heartbeat_ack=dispatch_pb2.HeartbeatAck(
+                        number=session.heartbeat_number,
+                        renewed=session.renewed,
+                        lost_lease_tokens=mine_lost + unknown.get(session.executor_id, []),
+                        cancels=cancels,
+                    )
+                )
+            )
+
+    async def _note_seen(self) -> None:
+        self._seen_at = self._clock()
+        noted = [
+            (s.executor_id, s.session_id, len(s.held), s.free_credit())
+            for s in self._sessions
+            if self._clock() - s.last_heartbeat_at <= 2 * self._heartbeat_s
+        ]
+        alive = await self._store.seen(noted)
+        for executor_id, session_id, _, _ in noted:
+            session = self._sessions.get(executor_id)
+            if session is None or session.session_id != session_id:
+                continue
+            if executor_id not in alive:
+                session.end("REPLACED")
+            elif alive[executor_id] and not session.draining:
+                session.draining = True
+                session.send(dispatch_pb2.ConnectResponse(drain=dispatch_pb2.Drain()))

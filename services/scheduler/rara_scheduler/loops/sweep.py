@@ -1,0 +1,200 @@
+"""Looking, once in a while, for what falls due by itself: expired leases, waits that are over, deadlines."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+import structlog
+
+from rara_scheduler.domain.attempt import AttemptEnding, Guard
+from rara_scheduler.domain.errors import Code, Fault, StepError
+from rara_scheduler.domain.routing import Miss, match
+from rara_scheduler.loops.aftermath import Aftermath
+from rara_scheduler.loops.committer import Committer
+from rara_scheduler.loops.dispatch import RouteTable
+from rara_scheduler.sessions import SessionRegistry
+from rara_scheduler.store.cancel import CancelStore
+from rara_scheduler.store.commit import LeaseReports
+from rara_scheduler.store.database import Conflict
+from rara_scheduler.store.definitions import DefinitionStore
+from rara_scheduler.store.sessions import SessionStore
+from rara_scheduler.store.sweeps import OverdueStep, SweepStore
+
+log = structlog.get_logger(__name__)
+
+_FIRST = str(UUID(int=0))
+_SHORTEST_WAIT_S = 0.01
+
+
+class SweepLoop:
+    """One cheap look each `sweep_s`, or earlier when a waiting step is due; work only where the look found some.
+
+    After a start or an outage nothing is reclaimed for `settle_s`: executors with finished results are on their
+    way back.
+    """
+
+    def __init__(
+        self,
+        sweeps: SweepStore,
+        cancels: CancelStore,
+        session_store: SessionStore,
+        definitions: DefinitionStore,
+        sessions: SessionRegistry,
+        routes: RouteTable,
+        committer: Committer,
+        aftermath: Aftermath,
+        *,
+        sweep_s: float,
+        lease_s: float,
+        settle_s: float,
+        silence_s: float,
+        cancel_grace_s: float,
+        wake_dispatch: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sweeps = sweeps
+        self._cancels = cancels
+        self._session_store = session_store
+        self._definitions = definitions
+        self._sessions = sessions
+        self._routes = routes
+        self._committer = committer
+        self._aftermath = aftermath
+        self._sweep_s = sweep_s
+        self._lease_s = lease_s
+        self._settle_s = settle_s
+        self._silence_s = silence_s
+        self._cancel_grace_s = cancel_grace_s
+        self._wake_dispatch = wake_dispatch
+        self._clock = clock
+        self._settled_at = clock() + settle_s
+        self._wake = asyncio.Event()
+        self.healthy = False  # whether the database answered the last look
+        self._answered_at = clock()
+        self._others_known = False
+
+    def wake(self) -> None:
+        """A step waits for a time: look when it is due."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        while True:
+            next_due_s: float | None = None
+            try:
+                next_due_s = await self.sweep()
+                self.healthy = True
+            except (Fault, Conflict) as error:
+                self.healthy = False
+                self._settled_at = self._clock() + self._settle_s
+                log.warning("sweep.deferred", error=str(error))
+                self._release_hostages()
+            wait_s = self._sweep_s
+            if next_due_s is not None:
+                wait_s = min(wait_s, max(_SHORTEST_WAIT_S, next_due_s))
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _release_hostages(self) -> None:
+        """Cut off from the database for half a lease, with another scheduler at work: send the executors there."""
+        if self._others_known and self._clock() - self._answered_at > self._lease_s / 2:
+            for session in self._sessions:
+                session.end("REBALANCE")
+
+    async def sweep(self) -> float | None:
+        """Look once and do what is due. Returns seconds until the next waiting step is due; None: none waits."""
+        outlook = await self._sweeps.look_around()
+        self._answered_at = self._clock()
+        self._others_known = outlook.others_known
+        if outlook.newest_route_id > self._routes.newest:
+            self._routes.add(await self._definitions.routes_after(self._routes.newest))
+            self._wake_dispatch()
+        next_due_s = outlook.next_due_s
+        if next_due_s is not None and next_due_s <= 0:
+            if await self._sweeps.promote_due():
+                self._wake_dispatch()
+            next_due_s = None
+        if outlook.runs_overdue:
+            await self._cancel_overdue_runs()
+        if outlook.leases_overdue:
+            await self._mark_overdue_leases()
+        if outlook.ready_overdue or outlook.waiting_overdue:
+            await self._close_overdue_steps()
+        if outlook.reclaimable and self._clock() >= self._settled_at:
+            await self._reclaim()
+        if any(session.held for session in self._sessions):
+            orders = await self._session_store.undelivered_cancels([s.executor_id for s in self._sessions])
+            self._sessions.push_cancels(orders)
+        return next_due_s
+
+    async def _reclaim(self) -> None:
+        after = _FIRST
+        while page := await self._sweeps.reclaimable(after):
+            await self._committer.commit_found(
+                [
+                    LeaseReports(
+                        lease.step_run_id,
+                        lease.workflow_run_id,
+                        lease.lease_token,
+                        None,
+                        (
+                            AttemptEnding(
+                                StepError(Code.DISPATCH_LOST, "not accepted in time"), Guard.UNACCEPTED
+                            ),
+                            AttemptEnding(
+                                StepError(Code.LEASE_EXPIRED, "not renewed in time, and reclaimed"),
+                                Guard.EXPIRED,
+                            ),
+                        ),
+                    )
+                    for lease in page
+                ]
+            )
+            after = page[-1].step_run_id
+
+    async def _mark_overdue_leases(self) -> None:
+        marks = []
+        for lease in await self._sweeps.overdue_leases():
+            spec = await self._definitions.spec(lease.definition, lease.definition_version)
+            own = spec.steps[lease.step_name].cancel_grace_s
+            marks.append((lease, self._cancel_grace_s if own is None else own))
+        if marks and self._sessions.push_cancels(await self._sweeps.mark_leases(marks)):
+            self._aftermath.tell_others()
+
+    async def _cancel_overdue_runs(self) -> None:
+        for workflow_run_id in await self._sweeps.overdue_runs():
+            result = await self._cancels.cancel_run(
+                workflow_run_id,
+                reason=Code.DEADLINE_EXCEEDED,
+                message="the run's deadline has passed",
+                grace_s=None,
+            )
+            self._aftermath.cancelled(result)
+
+    async def _close_overdue_steps(self) -> None:
+        after = _FIRST
+        capable: dict[int, bool] = {}
+        offers = None
+        while page := await self._sweeps.overdue_steps(after):
+            due: list[OverdueStep] = []
+            for step in page:
+                if step.past_deadline:
+                    due.append(step)
+                    continue
+                if offers is None:
+                    offers = await self._sweeps.live_offers(self._silence_s)
+                route = self._routes.routes.get(step.route_id)
+                if route is None:
+                    continue  # not loaded yet: the next sweep knows it
+                if step.route_id not in capable:
+                    capable[step.route_id] = any(not isinstance(match(route, o), Miss) for o in offers)
+                if not capable[step.route_id]:
+                    due.append(step)
+            if due:
+                self._aftermath.cancelled(await self._cancels.close_overdue(due))
+            after = page[-1].step_run_id

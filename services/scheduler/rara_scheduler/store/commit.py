@@ -1,0 +1,552 @@
+"""One transaction that turns reports about leases into history, states, results and what follows from them."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import asyncpg
+import orjson
+
+from rara_scheduler.domain.attempt import (
+    AttemptEnding,
+    Decision,
+    Item,
+    LeaseFacts,
+    Outcome,
+    Refusal,
+    Report,
+    decide,
+)
+from rara_scheduler.domain.definition import StepSpec
+from rara_scheduler.domain.errors import Code, StepError
+from rara_scheduler.domain.step import StepState
+from rara_scheduler.store.database import Conflict, Connection, Database, DataRefused, Lane
+from rara_scheduler.store.inputs import load_input_artifacts
+from rara_scheduler.store.queries import query
+from rara_scheduler.store.run_ledger import (
+    CancelOrder,
+    ClosedStep,
+    LockedRun,
+    RunLedger,
+    Specs,
+    locked_run,
+)
+
+_CONFLICT_RETRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReports:
+    """What arrived about one lease, in order. executor_id: the session's; None: the scheduler's own word."""
+
+    step_run_id: str
+    workflow_run_id: str
+    lease_token: int
+    executor_id: str | None
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Events under a token that holds no lease: stored already (acknowledge), or never (lease lost)."""
+
+    stored: tuple[int, ...]
+    lost: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """What was committed. By lease token: decisions, or `late` for tokens that were not current."""
+
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    late: dict[int, Late] = field(default_factory=dict)
+    orders: list[CancelOrder] = field(default_factory=list)
+    changed_runs: set[str] = field(default_factory=set)
+    made_ready: bool = False
+    made_waiting: bool = False
+
+    def merge(self, other: "BatchResult") -> None:
+        self.decisions |= other.decisions
+        self.late |= other.late
+        self.orders += other.orders
+        self.changed_runs |= other.changed_runs
+        self.made_ready |= other.made_ready
+        self.made_waiting |= other.made_waiting
+
+
+def error_json(error: StepError | None) -> str | None:
+    """The stored form of an error: only what is set."""
+    if error is None:
+        return None
+    stored: dict[str, object] = {"code": str(error.code), "message": error.message}
+    if error.retryable is not None:
+        stored["retryable"] = error.retryable
+    if error.details is not None:
+        stored["details"] = error.details
+    if error.retry_after_s is not None:
+        stored["retry_after_s"] = error.retry_after_s
+    if error.stack_trace:
+        stored["stack_trace"] = error.stack_trace
+    if error.runner_exit:
+        stored["runner_exit"] = dict(error.runner_exit)
+    return orjson.dumps(stored).decode()
+
+
+def _lease_facts(row: asyncpg.Record) -> LeaseFacts:
+    return LeaseFacts(
+        step_run_id=row["step_run_id"],
+        workflow_run_id=row["workflow_run_id"],
+        lease_token=row["lease_token"],
+        attempt=row["attempt"],
+        failures=row["failures"],
+        free_endings=row["free_endings"],
+        executor_id=row["executor_id"],
+        granted_on=row["granted_on"],
+        accepted=row["accepted"],
+        started=row["started"],
+        last_sequence=row["last_sequence"],
+        gaps=row["gaps"],
+        cancel_reason=row["run_cancel_reason"] or row["lease_cancel_reason"],
+        expired=row["expired"],
+        accept_overdue=row["accept_overdue"],
+        step_name=row["step_name"],
+        idempotency_key=row["idempotency_key"],
+    )
+
+
+class CommitStore:
+    """Commits batches of reports.
+
+    jitter: draws from [0, 1), for the backoff.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        specs: Specs,
+        *,
+        lease_s: float,
+        accept_timeout_s: float,
+        cancel_grace_s: float,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._database = database
+        self._specs = specs
+        self._lease_s = lease_s
+        self._accept_timeout_s = accept_timeout_s
+        self._cancel_grace_s = cancel_grace_s
+        self._jitter = jitter
+
+    async def commit(self, batch: Sequence[LeaseReports], *, skip_locked: bool = False) -> BatchResult:
+        """Commit reports about many leases in one transaction; each lease at most once in `batch`.
+
+        skip_locked: for sweeps; leases or runs that somebody is at work on are left out of the result.
+        Data that cannot be stored fails its own job alone. Raises StoreUnavailable or PoolTimeout, after which
+        nothing is stored, and Conflict when conflicts do not end.
+        """
+        if not batch:
+            return BatchResult()
+        try:
+            return await self._commit_repeating(batch, skip_locked=skip_locked)
+        except DataRefused as error:
+            if len(batch) > 1:
+                # Neighbours never suffer: halve down to the culprit.
+                middle = len(batch) // 2
+                result = await self.commit(batch[:middle], skip_locked=skip_locked)
+                result.merge(await self.commit(batch[middle:], skip_locked=skip_locked))
+                return result
+            return await self._fail_unstorable(batch[0], error, skip_locked=skip_locked)
+
+    async def _fail_unstorable(
+        self, reports: LeaseReports, error: DataRefused, *, skip_locked: bool
+    ) -> BatchResult:
+        failure = StepError(
+            Code.PAYLOAD_INVALID, f"the database refused the data: SQLSTATE {error.sqlstate}", retryable=False
+        )
+        ending = LeaseReports(
+            reports.step_run_id, reports.workflow_run_id, reports.lease_token, None, (AttemptEnding(failure),)
+        )
+        result = await self._commit_repeating([ending], skip_locked=skip_locked)
+        decision = result.decisions.get(reports.lease_token)
+        if decision is not None:
+            decision.refused.extend(
+                Refusal(item.sequence, Code.PAYLOAD_INVALID, failure.message)
+                for item in reports.items
+                if isinstance(item, Report)
+            )
+        return result
+
+    async def _commit_repeating(self, batch: Sequence[LeaseReports], *, skip_locked: bool) -> BatchResult:
+        for turn in range(_CONFLICT_RETRIES):
+            try:
+                async with self._database.transaction(Lane.ENGINE) as connection:
+                    return await self._commit(connection, batch, skip_locked=skip_locked)
+            except Conflict:
+                if turn == _CONFLICT_RETRIES - 1:
+                    raise
+            await asyncio.sleep(self._jitter() * 0.01 * 2**turn)
+        raise AssertionError("unreachable")
+
+    async def _commit(
+        self, connection: Connection, batch: Sequence[LeaseReports], *, skip_locked: bool
+    ) -> BatchResult:
+        rows = await connection.fetch(
+            query("lock_batch_skip_locked" if skip_locked else "lock_batch"),
+            list({reports.workflow_run_id for reports in batch}),
+            [reports.step_run_id for reports in batch],
+            self._accept_timeout_s,
+        )
+        ledger = RunLedger({}, self._specs, self._cancel_grace_s)
+        leases: dict[str, LeaseFacts] = {}
+        for row in rows:
+            run_id = row["workflow_run_id"]
+            if run_id not in ledger.runs:
+                ledger.runs[run_id] = locked_run(row)
+            leases[row["step_run_id"]] = _lease_facts(row)
+
+        result = BatchResult()
+        current: list[tuple[LeaseReports, LeaseFacts]] = []
+        late: list[LeaseReports] = []
+        for reports in batch:
+            lease = leases.get(reports.step_run_id)
+            if (
+                lease is not None
+                and lease.lease_token == reports.lease_token
+                and reports.executor_id in (None, lease.executor_id)
+            ):
+                current.append((reports, lease))
+            elif not skip_locked:
+                late.append(reports)
+        if late:
+            result.late = await self._classify_late(connection, late)
+
+        known = await self._known(connection, current)
+        blobs = await self._blobs(connection, [item for reports, _ in current for item in reports.items])
+        for reports, lease in current:
+            run = ledger.runs[lease.workflow_run_id]
+            spec = await self._specs.spec(run.definition, run.definition_version)
+            result.decisions[lease.lease_token] = decide(
+                lease,
+                reports.items,
+                spec.steps[lease.step_name].retry,
+                known=known.get(lease.lease_token, frozenset()),
+                blobs=blobs,
+                jitter=self._jitter(),
+            )
+        changed = [decision for decision in result.decisions.values() if decision.changed]
+        if changed:
+            await self._write(connection, ledger, changed, result)
+        return result
+
+    async def _write(
+        self, connection: Connection, ledger: RunLedger, changed: list[Decision], result: BatchResult
+    ) -> None:
+        for decision in changed:
+            if decision.accept:
+                ledger.start(decision.lease.workflow_run_id)
+            else:
+                ledger.touch(decision.lease.workflow_run_id)
+        ending = [decision for decision in changed if decision.closing is not None]
+        closed = [
+            ClosedStep(
+                d.lease.workflow_run_id,
+                d.lease.step_run_id,
+                d.lease.step_name,
+                d.closing.to,
+                d.closing.reason,
+            )
+            for d in ending
+            if d.closing is not None and d.closing.to is not StepState.RETRYABLE_FAILED
+        ]
+        if closed:
+            await ledger.close(
+                connection, closed, ending_step_ids=[decision.lease.step_run_id for decision in ending]
+            )
+        runs = ledger.settle()
+        specs = await self._step_specs(ledger, changed)
+        row = await connection.fetchrow(
+            query("apply_batch"), *_batch_columns(changed, runs, ledger, specs, self._lease_s)
+        )
+        if row is None or row["runs"] != len(runs) or row["ended"] != len(ending):
+            raise RuntimeError("a locked row changed under its lock")
+        await self._record(connection, changed, specs)
+        if ending:
+            result.made_ready = await self._release(connection, ledger, ending)
+        for decision in ending:
+            if decision.closing is not None and decision.closing.to is StepState.RETRYABLE_FAILED:
+                result.made_ready |= decision.closing.at_once
+                result.made_waiting |= not decision.closing.at_once
+        result.orders = ledger.orders
+        result.changed_runs = {run.workflow_run_id for run in runs}
+
+    async def _step_specs(self, ledger: RunLedger, changed: Sequence[Decision]) -> dict[int, StepSpec]:
+        specs = {}
+        for decision in changed:
+            run = ledger.runs[decision.lease.workflow_run_id]
+            spec = await self._specs.spec(run.definition, run.definition_version)
+            specs[decision.lease.lease_token] = spec.steps[decision.lease.step_name]
+        return specs
+
+    async def _classify_late(self, connection: Connection, late: Sequence[LeaseReports]) -> dict[int, Late]:
+        wanted = [
+            (reports, item.sequence) for reports in late for item in reports.items if isinstance(item, Report)
+        ]
+        stored: dict[int, set[int]] = {}
+        if wanted:
+            rows = await connection.fetch(
+                query("classify_late"),
+                [reports.step_run_id for reports, _ in wanted],
+                [reports.lease_token for reports, _ in wanted],
+                [sequence for _, sequence in wanted],
+            )
+            for row in rows:
+                reports, sequence = wanted[row["n"] - 1]
+                if row["stored"]:
+                    stored.setdefault(reports.lease_token, set()).add(sequence)
+        answers = {}
+        for reports in late:
+            have = stored.get(reports.lease_token, set())
+            sequences = [item.sequence for item in reports.items if isinstance(item, Report)]
+            answers[reports.lease_token] = Late(
+                tuple(s for s in sequences if s in have), tuple(s for s in sequences if s not in have)
+            )
+        return answers
+
+    async def _known(
+        self, connection: Connection, current: Sequence[tuple[LeaseReports, LeaseFacts]]
+    ) -> dict[int, frozenset[int]]:
+        """Numbers that may be repeats are looked up; in the usual case there is none."""
+        known = {}
+        for reports, lease in current:
+            old = [
+                item.sequence
+                for item in reports.items
+                if isinstance(item, Report) and item.sequence <= lease.last_sequence
+            ]
+            if old:
+                rows = await connection.fetch(
+                    query("known_sequences"), lease.granted_on, lease.step_run_id, lease.attempt, old
+                )
+                known[lease.lease_token] = frozenset(row["sequence"] for row in rows)
+        return known
+
+    async def _blobs(self, connection: Connection, items: Sequence[Item]) -> Mapping[str, int]:
+        wanted = {
+            artifact.sha256
+            for item in items
+            if isinstance(item, Report)
+            for artifact in (item.outcome.artifacts if item.outcome else item.partial)
+            if artifact.inline is None
+        }
+        if not wanted:
+            return {}
+        rows = await connection.fetch(query("lock_blobs"), sorted(wanted))
+        return {row["sha256"]: row["size_bytes"] for row in rows}
+
+    async def _record(
+        self, connection: Connection, changed: Sequence[Decision], specs: Mapping[int, StepSpec]
+    ) -> None:
+        effects = [
+            (d.lease.idempotency_key, *r.effect, d.lease.step_run_id, d.lease.attempt, d.lease.lease_token)
+            for d in changed
+            for r in d.stored
+            if r.effect is not None
+        ]
+        if effects:
+            await connection.execute(query("record_effects"), *_transposed(effects))
+        checkpoints = {}
+        for d in changed:
+            for r in d.stored:
+                if r.checkpoint is not None:
+                    checkpoints[d.lease.idempotency_key] = (
+                        d.lease.idempotency_key,
+                        d.lease.step_run_id,
+                        d.lease.attempt,
+                        d.lease.lease_token,
+                        r.sequence,
+                        r.checkpoint,
+                    )
+        if checkpoints:
+            await connection.execute(query("record_checkpoints"), *_transposed(sorted(checkpoints.values())))
+        await self._record_artifacts(connection, changed, specs)
+
+    async def _record_artifacts(
+        self, connection: Connection, changed: Sequence[Decision], specs: Mapping[int, StepSpec]
+    ) -> None:
+        manifests = []
+        succeeded: list[tuple[LeaseFacts, Outcome]] = []
+        for d in changed:
+            if d.closing is None:
+                continue
+            artifacts = d.closing.outcome.artifacts if d.closing.outcome else d.closing.partial
+            for position, a in enumerate(artifacts):
+                manifests.append(
+                    (
+                        d.lease.step_run_id,
+                        d.lease.attempt,
+                        a.name,
+                        position,
+                        a.sha256,
+                        a.size_bytes,
+                        a.media_type,
+                        a.type,
+                        a.inline,
+                        a.metadata,
+                        d.lease.lease_token,
+                    )
+                )
+            if d.closing.outcome is not None:
+                succeeded.append((d.lease, d.closing.outcome))
+        if manifests:
+            await connection.execute(query("record_artifacts"), *_transposed(manifests))
+        if succeeded:
+            edges = await _lineage(connection, succeeded, specs)
+            if edges:
+                await connection.execute(query("record_lineage"), *_transposed(edges))
+
+    async def _release(self, connection: Connection, ledger: RunLedger, ending: Sequence[Decision]) -> bool:
+        """Make dependants of steps that succeeded leasable. True when any became so."""
+        candidates: dict[tuple[str, str], tuple[str, str, float | None, int]] = {}
+        for decision in ending:
+            lease = decision.lease
+            if decision.closing is None or decision.closing.to is not StepState.SUCCEEDED:
+                continue
+            run = ledger.runs[lease.workflow_run_id]
+            if run.cancel_reason is not None:
+                continue  # after a cancel request nothing new becomes leasable
+            spec = await self._specs.spec(run.definition, run.definition_version)
+            for name in spec.dependants(lease.step_name):
+                step = spec.steps[name]
+                candidates[run.workflow_run_id, name] = (
+                    run.workflow_run_id,
+                    name,
+                    step.timeout_s,
+                    run.next_revision,
+                )
+        if not candidates:
+            return False
+        rows = await connection.fetch(
+            query("release_dependants"), *_transposed([candidates[key] for key in sorted(candidates)])
+        )
+        return bool(rows)
+
+
+async def _lineage(
+    connection: Connection,
+    succeeded: Sequence[tuple[LeaseFacts, Outcome]],
+    specs: Mapping[int, StepSpec],
+) -> list[tuple[object, ...]]:
+    """Rows of lineage: what each step made, what it was given by its definition, what else it really read."""
+    inputs = await load_input_artifacts(
+        connection,
+        [(lease.step_run_id, lease.workflow_run_id, specs[lease.lease_token]) for lease, _ in succeeded],
+    )
+    edges: list[tuple[object, ...]] = []
+    for lease, outcome in succeeded:
+        where = (lease.step_run_id, lease.workflow_run_id, lease.attempt)
+        given = inputs.get(lease.step_run_id, ())
+        digests = {artifact.sha256 for artifact in given}
+        edges.extend(
+            (a.sha256, a.size_bytes, *where, True, True, a.name, ",".join(a.derived_from))
+            for a in outcome.artifacts
+        )
+        edges.extend((a.sha256, a.size_bytes, *where, False, True, a.name, "") for a in given)
+        edges.extend(
+            (sha256, size, *where, False, False, "", "")
+            for sha256, size in outcome.consumed
+            if sha256 not in digests
+        )
+    return edges
+
+
+def _transposed(rows: Sequence[tuple[object, ...]]) -> list[list[object]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _batch_columns(
+    changed: Sequence[Decision],
+    runs: Sequence[LockedRun],
+    ledger: RunLedger,
+    specs: Mapping[int, StepSpec],
+    lease_s: float,
+) -> list[object]:
+    """The 44 parameters of `apply_batch`, in its order."""
+    events = [
+        (d.lease.granted_on, d.lease.step_run_id, d.lease.attempt, r.sequence, r.type.value, r.body)
+        for d in changed
+        for r in d.stored
+    ]
+    going_on = []
+    ended = []
+    for d in changed:
+        lease = d.lease
+        revision = ledger.runs[lease.workflow_run_id].next_revision
+        spec = specs[lease.lease_token]
+        if d.closing is None:
+            going_on.append(
+                (
+                    lease.step_run_id,
+                    lease.lease_token,
+                    d.accept,
+                    d.start,
+                    d.last_sequence,
+                    d.gaps,
+                    d.moved,
+                    d.receipt,
+                    revision,
+                    spec.attempt_timeout_s,
+                    spec.progress_timeout_s,
+                )
+            )
+        else:
+            c = d.closing
+            outcome = c.to.value
+            if c.to is StepState.RETRYABLE_FAILED:
+                outcome = "ready" if c.at_once else "waiting"
+            ended.append(
+                (
+                    lease.step_run_id,
+                    lease.lease_token,
+                    outcome,
+                    c.reason,
+                    c.spent,
+                    c.failures,
+                    c.free_endings,
+                    c.delay_s,
+                    c.outcome.output if c.outcome else None,
+                    error_json(c.error),
+                    d.last_sequence,
+                    d.gaps,
+                    d.accept,
+                    d.start,
+                    c.confirmed,
+                    revision,
+                    spec.schedule_timeout_s,
+                )
+            )
+    run_rows = [
+        (
+            r.workflow_run_id,
+            r.state.value,
+            r.next_revision,
+            r.succeeded,
+            r.failed,
+            r.cancelled,
+            r.started,
+            r.failed_step_run_id,
+            r.new_cancel_reason,
+        )
+        for r in runs
+    ]
+    return [
+        *_padded(events, 6),
+        *_padded(going_on, 11),
+        lease_s,
+        *_padded(ended, 17),
+        *_padded(run_rows, 9),
+    ]
+
+
+def _padded(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:
+    return _transposed(rows) if rows else [[] for _ in range(width)]

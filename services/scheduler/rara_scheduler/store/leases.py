@@ -1,0 +1,178 @@
+"""Granting leases, renewing them, and loading what a granted step needs to run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from rara_scheduler.domain.attempt import ArtifactFacts
+from rara_scheduler.domain.definition import StepSpec
+from rara_scheduler.store.database import Database, Lane
+from rara_scheduler.store.inputs import ArtifactNotThere, load_input_artifacts
+from rara_scheduler.store.queries import query
+
+Cursor = tuple[datetime, UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One step, leased. deadline: the earlier of the step's and the run's; None: none."""
+
+    step_run_id: str
+    workflow_run_id: str
+    route_id: int
+    lease_token: int
+    attempt: int
+    failures: int
+    executor_id: str
+    deadline: datetime | None
+    time_remaining_s: float | None
+    available_at: datetime
+    step_name: str
+    idempotency_key: str
+    carries_over: bool  # effects and checkpoint may come from the step of an earlier run
+    definition: str
+    definition_version: int
+    run_input: bytes | None
+    traceparent: str
+    tracestate: str
+
+
+@dataclass(slots=True)
+class Materials:
+    """What granted steps need beyond their own row, by step_run_id or idempotency key."""
+
+    outputs: dict[str, dict[str, bytes | None]] = field(
+        default_factory=dict
+    )  # of the steps before, by step name
+    artifacts: Mapping[str, tuple[ArtifactFacts, ...]] = field(default_factory=dict)
+    missing: dict[str, ArtifactNotThere] = field(default_factory=dict)
+    checkpoints: dict[str, bytes] = field(default_factory=dict)
+    effects: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A lease that a heartbeat found current; cancel_reason: its end is asked for."""
+
+    lease_token: int
+    cancel_reason: str | None
+    cancel_grace_s: float | None
+
+
+class LeaseStore:
+    def __init__(self, database: Database, *, lease_s: float, heartbeat_s: float) -> None:
+        self._database = database
+        self._lease_s = lease_s
+        self._heartbeat_s = heartbeat_s
+
+    async def grant(
+        self,
+        routes: Sequence[tuple[int, int, Cursor]],
+        slots: Sequence[str],
+    ) -> list[Grant]:
+        """Lease ready steps, oldest first, one per entry of `slots` at most.
+
+        routes: (route_id, most steps of it, where to look from). slots: an executor_id per free slot; each of them
+        must serve all the routes.
+        """
+        async with self._database.connection(Lane.ENGINE) as connection:
+            rows = await connection.fetch(
+                query("grant_leases"),
+                [route_id for route_id, _, _ in routes],
+                [most for _, most, _ in routes],
+                [cursor[0] for _, _, cursor in routes],
+                [cursor[1] for _, _, cursor in routes],
+                len(slots),
+                list(slots),
+                self._lease_s,
+            )
+        return [
+            Grant(
+                step_run_id=row["step_run_id"],
+                workflow_run_id=row["workflow_run_id"],
+                route_id=row["route_id"],
+                lease_token=row["lease_token"],
+                attempt=row["attempt"],
+                failures=row["failures"],
+                executor_id=row["executor_id"],
+                deadline=row["deadline"],
+                time_remaining_s=row["time_remaining_s"],
+                available_at=row["available_at"],
+                step_name=row["step_name"],
+                idempotency_key=row["idempotency_key"],
+                carries_over=row["carries_over"],
+                definition=row["definition"],
+                definition_version=row["definition_version"],
+                run_input=row["input"],
+                traceparent=row["traceparent"],
+                tracestate=row["tracestate"],
+            )
+            for row in rows
+        ]
+
+    async def materials(self, granted: Sequence[tuple[Grant, StepSpec]]) -> Materials:
+        """Load what the granted steps refer to; nothing is asked for steps that refer to nothing."""
+        materials = Materials()
+        referring = [
+            grant.step_run_id
+            for grant, spec in granted
+            if any(reference.step for reference in spec.template_references)
+        ]
+        bound = [(g.step_run_id, g.workflow_run_id, spec) for g, spec in granted if spec.input_artifacts]
+        carrying = [g.idempotency_key for g, _ in granted if g.attempt > 1 or g.carries_over]
+        if not (referring or bound or carrying):
+            return materials
+        async with self._database.connection(Lane.ENGINE) as connection:
+            if referring:
+                for row in await connection.fetch(query("upstream_outputs"), referring):
+                    materials.outputs.setdefault(row["step_run_id"], {})[row["step_name"]] = row["output"]
+            if bound:
+                materials.artifacts = await load_input_artifacts(connection, bound, materials.missing)
+            if carrying:
+                for row in await connection.fetch(query("carried_checkpoints"), carrying):
+                    materials.checkpoints[row["idempotency_key"]] = row["data"]
+                for row in await connection.fetch(query("carried_effects"), carrying):
+                    materials.effects.setdefault(row["idempotency_key"], []).append(
+                        (row["name"], row["result"])
+                    )
+        return materials
+
+    async def renew(
+        self, beats: Sequence[tuple[str, int, str]]
+    ) -> tuple[dict[int, Renewal], frozenset[int], frozenset[int]]:
+        """Renew the leases (step_run_id, lease_token, executor_id) that are listed.
+
+        Returns what was renewed by token, the tokens that are lost, and those that a committer held just now: they
+        are current, and the next beat renews them.
+        """
+        if not beats:
+            return {}, frozenset(), frozenset()
+        async with self._database.connection(Lane.ENGINE) as connection:
+            rows = await connection.fetch(
+                query("renew_leases"),
+                [step_run_id for step_run_id, _, _ in beats],
+                [token for _, token, _ in beats],
+                [executor_id for _, _, executor_id in beats],
+                self._lease_s,
+                self._heartbeat_s,
+            )
+            renewed = {
+                row["lease_token"]: Renewal(row["lease_token"], row["cancel_reason"], row["cancel_grace_s"])
+                for row in rows
+            }
+            rest = [(step, token) for step, token, _ in beats if token not in renewed]
+            current: frozenset[int] = frozenset()
+            if rest:
+                rows = await connection.fetch(
+                    query("current_tokens"), [step for step, _ in rest], [token for _, token in rest]
+                )
+                current = frozenset(row["lease_token"] for row in rows)
+        lost = frozenset(token for _, token in rest if token not in current)
+        return renewed, lost, current
+
+    async def routes_with_ready(self, route_ids: Sequence[int]) -> list[int]:
+        """Which of these routes have a step to lease now."""
+        async with self._database.connection(Lane.ENGINE) as connection:
+            rows = await connection.fetch(query("routes_with_ready"), list(route_ids))
+        return [row["route_id"] for row in rows]

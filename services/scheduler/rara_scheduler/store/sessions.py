@@ -1,0 +1,141 @@
+"""Executors as the database knows them: their newest session, and what is leased to them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import asyncpg
+import orjson
+
+from rara_scheduler.domain.attempt import MAX_MISSING
+from rara_scheduler.domain.routing import Offer
+from rara_scheduler.store.database import Connection, Database, Lane
+from rara_scheduler.store.queries import query
+from rara_scheduler.store.run_ledger import CancelOrder, cancel_order
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A current lease of one executor. missing: numbers up to last_sequence that never came."""
+
+    step_run_id: str
+    workflow_run_id: str
+    lease_token: int
+    attempt: int
+    kind: str
+    accepted: bool
+    last_sequence: int
+    missing: tuple[int, ...]
+    cancel_reason: str | None
+    cancel_grace_s: float | None
+
+
+class SessionStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open(
+        self,
+        *,
+        executor_id: str,
+        executor_name: str,
+        sdk: str,
+        offer: Offer,
+        schemas: Mapping[str, str],
+        session_id: str,
+        scheduler_id: str,
+    ) -> bool:
+        """Make this the executor's newest session. True: an operator had asked it to drain.
+
+        schemas: input_schema_sha256 by kind.
+        """
+        capabilities = [
+            {
+                "kind": c.kind,
+                "versions": list(c.versions),
+                "max_concurrency": c.max_concurrency,
+                "input_schema_sha256": schemas.get(c.kind, ""),
+            }
+            for c in offer.capabilities
+        ]
+        async with self._database.connection(Lane.ENGINE) as connection:
+            draining: bool = await connection.fetchval(
+                query("open_session"),
+                executor_id,
+                executor_name,
+                offer.executor_kind,
+                sdk,
+                orjson.dumps(capabilities).decode(),
+                orjson.dumps(dict(offer.labels)).decode(),
+                session_id,
+                scheduler_id,
+            )
+        return draining
+
+    async def close(self, executor_id: str, session_id: str) -> None:
+        async with self._database.connection(Lane.ENGINE) as connection:
+            await connection.execute(query("close_session"), executor_id, session_id)
+
+    async def drain(self, executor_id: str) -> bool:
+        """Remember that an operator wants this executor drained. False: there is none of that id."""
+        async with self._database.connection() as connection:
+            return await connection.fetchval(query("drain_executor"), executor_id) is not None
+
+    async def leases(self, executor_id: str) -> list[HeldLease]:
+        async with self._database.connection(Lane.ENGINE) as connection:
+            rows = await connection.fetch(query("leases_of_executor"), executor_id)
+            return [
+                HeldLease(
+                    step_run_id=row["step_run_id"],
+                    workflow_run_id=row["workflow_run_id"],
+                    lease_token=row["lease_token"],
+                    attempt=row["attempt"],
+                    kind=row["kind"],
+                    accepted=row["accepted"],
+                    last_sequence=row["last_sequence"],
+                    missing=await self._missing(connection, row) if row["gaps"] else (),
+                    cancel_reason=row["cancel_reason"],
+                    cancel_grace_s=row["cancel_grace_s"],
+                )
+                for row in rows
+            ]
+
+    async def _missing(self, connection: Connection, row: asyncpg.Record) -> tuple[int, ...]:
+        stored = await connection.fetch(
+            query("stored_sequences"), row["granted_on"], row["step_run_id"], row["attempt"]
+        )
+        have = {record["sequence"] for record in stored}
+        return tuple(n for n in range(1, row["last_sequence"] + 1) if n not in have)[:MAX_MISSING]
+
+    async def closed(self, tokens: Sequence[tuple[str, int]]) -> dict[int, int]:
+        """Of (step_run_id, lease_token) pairs those whose attempt has ended: the newest stored number by token."""
+        if not tokens:
+            return {}
+        async with self._database.connection(Lane.ENGINE) as connection:
+            rows = await connection.fetch(
+                query("closed_tokens"), [step for step, _ in tokens], [token for _, token in tokens]
+            )
+        return {row["lease_token"]: row["last_sequence"] for row in rows}
+
+    async def seen(self, sessions: Sequence[tuple[str, str, int, int]]) -> dict[str, bool]:
+        """Note that (executor_id, session_id, in_flight, free_credit) live.
+
+        Returns, by executor_id, whether it is to drain; who is missing was replaced by a newer session.
+        """
+        if not sessions:
+            return {}
+        async with self._database.connection(Lane.ENGINE) as connection:
+            rows = await connection.fetch(
+                query("seen_executors"),
+                [executor_id for executor_id, _, _, _ in sessions],
+                [session_id for _, session_id, _, _ in sessions],
+                [in_flight for _, _, in_flight, _ in sessions],
+                [free for _, _, _, free in sessions],
+            )
+        return {row["executor_id"]: row["draining"] for row in rows}
+
+    async def undelivered_cancels(self, executor_ids: Sequence[str]) -> list[CancelOrder]:
+        if not executor_ids:
+            return []
+        async with self._database.connection(Lane.ENGINE) as connection:
+            rows = await connection.fetch(query("undelivered_cancels"), list(executor_ids))
+        return [cancel_order(row) for row in rows]

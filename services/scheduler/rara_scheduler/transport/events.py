@@ -1,0 +1,239 @@
+"""Executors' events, from the wire into what the engine decides on; and what history keeps of them."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from google.protobuf.duration_pb2 import Duration
+from rara.v1 import common_pb2, job_pb2
+
+from rara_scheduler.domain.attempt import ArtifactFacts, EventType, Outcome, Refusal, Report
+from rara_scheduler.domain.errors import Code, Fault, StepError
+from rara_scheduler.domain.payload import check_payload, clean_text
+from rara_scheduler.domain.secrets import redact_json, redact_text
+
+MESSAGE_BYTES = 16 * 1024
+PROGRESS_BYTES = 4 * 1024
+STACK_BYTES = 64 * 1024
+EFFECT_BYTES = 16 * 1024
+KEPT_BYTES = 4 * 1024  # larger payloads are left out of history; they live in result, checkpoint and artifact
+_MAX_ARTIFACTS = 1000
+_MAX_METRICS = 256
+
+_CODE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadLimits:
+    max_payload_bytes: int
+    max_inline_bytes: int
+
+
+def seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
+
+
+def read_event(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report | Refusal:
+    """What an event says, or why it cannot be stored. The message is consumed: it becomes what history keeps."""
+    sequence = event.sequence
+    try:
+        return _read(event, limits)
+    except Fault as fault:
+        code = fault.code if fault.code in _ANSWERS else Code.FIELD_INVALID
+        return Refusal(sequence, code, fault.message)
+
+
+_ANSWERS = frozenset(
+    {Code.PAYLOAD_INVALID, Code.PAYLOAD_TOO_LARGE, Code.ARTIFACT_MISMATCH, Code.FIELD_INVALID}
+)
+
+
+def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
+    sequence = event.sequence
+    if sequence < 1:
+        raise Fault(Code.FIELD_INVALID, "sequence: must be 1 or more")
+    which = event.WhichOneof("event")
+    event.ClearField("lease")
+    match which:
+        case "accepted":
+            return Report(sequence, EventType.ACCEPTED, event.SerializeToString())
+        case "running":
+            return Report(sequence, EventType.RUNNING, event.SerializeToString())
+        case "progress":
+            checkpoint = _tidy_progress(event.progress, limits)
+            _lean(event.progress.checkpoint)
+            return Report(sequence, EventType.PROGRESS, event.SerializeToString(), checkpoint=checkpoint)
+        case "effect":
+            name = event.effect.name
+            if not _NAME.fullmatch(name):
+                raise Fault(Code.FIELD_INVALID, "effect.name: must have 1 to 255 printable characters")
+            result = event.effect.result
+            check_payload(result.data, result.media_type, "effect.result", EFFECT_BYTES)
+            data = result.data
+            _lean(result)
+            return Report(sequence, EventType.EFFECT, event.SerializeToString(), effect=(name, data))
+        case "succeeded":
+            outcome = _read_outcome(event.succeeded, limits)
+            _lean(event.succeeded.output)
+            _lean_manifest(event.succeeded.manifest)
+            return Report(sequence, EventType.SUCCEEDED, event.SerializeToString(), outcome=outcome)
+        case "failed":
+            error, partial = _read_error(event.failed, limits)
+            _lean(event.failed.details)
+            _lean_manifest(event.failed.manifest)
+            return Report(sequence, EventType.FAILED, event.SerializeToString(), error=error, partial=partial)
+        case "cancelled":
+            stopped = event.cancelled
+            kept = None
+            if stopped.HasField("checkpoint"):
+                kept = _checked(stopped.checkpoint, "cancelled.checkpoint", limits)
+                _lean(stopped.checkpoint)
+            reason = stopped.reason
+            return Report(
+                sequence, EventType.CANCELLED, event.SerializeToString(), reason=reason, checkpoint=kept
+            )
+        case _:
+            raise Fault(Code.FIELD_INVALID, "event: is not one this scheduler knows")
+
+
+def _checked(payload: common_pb2.Payload, path: str, limits: PayloadLimits) -> bytes:
+    check_payload(payload.data, payload.media_type, path, limits.max_payload_bytes)
+    return payload.data
+
+
+def _lean(payload: common_pb2.Payload) -> None:
+    if len(payload.data) > KEPT_BYTES:
+        payload.omitted_bytes = len(payload.data)
+        payload.ClearField("data")
+
+
+def _lean_manifest(manifest: common_pb2.ArtifactManifest) -> None:
+    for artifact in manifest.artifacts:
+        artifact.ClearField("inline")
+        _lean(artifact.metadata)
+
+
+def _tidy_progress(progress: job_pb2.JobProgress, limits: PayloadLimits) -> bytes | None:
+    if progress.message:
+        progress.message = clean_text(redact_text(progress.message), PROGRESS_BYTES)
+    if progress.HasField("fraction"):
+        fraction = progress.fraction
+        if fraction != fraction:  # not a number
+            progress.ClearField("fraction")
+        else:
+            progress.fraction = min(1.0, max(0.0, fraction))
+    if len(progress.metrics) > _MAX_METRICS:
+        raise Fault(Code.FIELD_INVALID, f"progress.metrics: at most {_MAX_METRICS}")
+    if not progress.HasField("checkpoint"):
+        return None
+    return _checked(progress.checkpoint, "progress.checkpoint", limits)
+
+
+def _read_outcome(result: job_pb2.JobResult, limits: PayloadLimits) -> Outcome:
+    output = None
+    if result.HasField("output"):
+        # A result is not refused for a secret in it: that would lose the work. It is redacted.
+        output = redact_json(_checked(result.output, "succeeded.output", limits))
+        result.output.data = output
+    return Outcome(
+        output=output,
+        artifacts=_read_manifest(result.manifest, limits),
+        consumed=tuple(_digest(d, f"succeeded.consumed[{i}]") for i, d in enumerate(result.consumed)),
+    )
+
+
+def _digest(digest: common_pb2.Digest, path: str) -> tuple[str, int]:
+    if not _SHA256.fullmatch(digest.sha256):
+        raise Fault(Code.FIELD_INVALID, f"{path}.sha256: must be 64 lower-case hex digits")
+    if digest.size_bytes < 0:
+        raise Fault(Code.FIELD_INVALID, f"{path}.size_bytes: must not be negative")
+    return digest.sha256, digest.size_bytes
+
+
+def _read_manifest(manifest: common_pb2.ArtifactManifest, limits: PayloadLimits) -> tuple[ArtifactFacts, ...]:
+    if len(manifest.artifacts) > _MAX_ARTIFACTS:
+        raise Fault(Code.FIELD_INVALID, f"manifest.artifacts: at most {_MAX_ARTIFACTS}")
+    artifacts: dict[str, ArtifactFacts] = {}
+    for index, artifact in enumerate(manifest.artifacts):
+        path = f"manifest.artifacts[{index}]"
+        facts = _read_artifact(artifact, path, limits)
+        if facts.name in artifacts:
+            raise Fault(Code.FIELD_INVALID, f"{path}.name: {facts.name} is there twice")
+        artifacts[facts.name] = facts
+    return tuple(artifacts.values())
+
+
+def _read_artifact(artifact: common_pb2.Artifact, path: str, limits: PayloadLimits) -> ArtifactFacts:
+    if not _NAME.fullmatch(artifact.name):
+        raise Fault(Code.FIELD_INVALID, f"{path}.name: must have 1 to 255 printable characters")
+    sha256, size_bytes = _digest(artifact.digest, f"{path}.digest")
+    inline = None
+    if artifact.inline or size_bytes == 0:
+        inline = artifact.inline
+        if len(inline) > limits.max_inline_bytes:
+            raise Fault(
+                Code.FIELD_INVALID, f"{path}.inline: {len(inline)} bytes, at most {limits.max_inline_bytes}"
+            )
+        if len(inline) != size_bytes or hashlib.sha256(inline).hexdigest() != sha256:
+            raise Fault(
+                Code.ARTIFACT_MISMATCH, f"{path}.inline: the bytes do not have the digest or size named"
+            )
+    metadata = None
+    if artifact.HasField("metadata"):
+        metadata = _checked(artifact.metadata, f"{path}.metadata", limits)
+    return ArtifactFacts(
+        name=artifact.name,
+        sha256=sha256,
+        size_bytes=size_bytes,
+        media_type=artifact.media_type or "application/octet-stream",
+        type=artifact.type or "blob",
+        inline=inline,
+        metadata=metadata,
+        derived_from=_derived(artifact.derived_from, path),
+    )
+
+
+def _derived(digests: Iterable[common_pb2.Digest], path: str) -> tuple[str, ...]:
+    return tuple(_digest(digest, f"{path}.derived_from[{i}]")[0] for i, digest in enumerate(digests))
+
+
+def _read_error(
+    error: job_pb2.JobError, limits: PayloadLimits
+) -> tuple[StepError, tuple[ArtifactFacts, ...]]:
+    code = error.code
+    message = error.message
+    if len(code) > 63 or not _CODE.fullmatch(code):
+        message = f"{clean_text(code, 128)!r} is no code: {message}"
+        code = error.code = Code.HANDLER_FAILED
+    error.message = clean_text(redact_text(message), MESSAGE_BYTES)
+    error.stack_trace = clean_text(redact_text(error.stack_trace), STACK_BYTES)
+    details = None
+    if error.HasField("details"):
+        try:
+            details = redact_json(_checked(error.details, "failed.details", limits)).decode()
+            error.details.data = details.encode()
+        except Fault as fault:
+            # An error can always be reported: bad details are named, not a reason to refuse it.
+            error.ClearField("details")
+            error.message = clean_text(f"{error.message} (details left out: {fault.code})", MESSAGE_BYTES)
+    runner_exit: dict[str, int | bool] = {}
+    if error.HasField("runner_exit"):
+        ended = error.runner_exit
+        for name in ("exit_code", "signal", "peak_memory_bytes"):
+            if ended.HasField(name):
+                runner_exit[name] = getattr(ended, name)
+        if ended.out_of_memory:
+            runner_exit["out_of_memory"] = True
+    stored = StepError(
+        code=code,
+        message=error.message,
+        retryable=error.retryable if error.HasField("retryable") else None,
+        details=details,
+        retry_after_s=max(0.0, seconds(error.retry_after)) if error.HasField("retry_after") else None,
+        stack_trace=error.stack_trace,
+        runner_exit=runner_exit,
+    )
+    return stored, _read_manifest(error.manifest, limits)
