@@ -1,0 +1,42 @@
+"""The `rara-scheduler` command: read the settings, run the service."""
+
+import asyncio
+import sys
+
+from pydantic import ValidationError
+
+from rara_scheduler.app import serve
+from rara_scheduler.domain.errors import Fault
+from rara_scheduler.logging import configure
+from rara_scheduler.settings import Settings
+from rara_scheduler.store.migrate import MigrationError
+
+
+def main() -> None:
+    """Exit 0 after a graceful stop, 2 on settings that cannot be, 1 on anything else."""
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        for problem in error.errors():
+            where = "_".join(str(part) for part in problem["loc"])
+            name = f"RARA_{where.upper()}: " if where else ""
+            print(f"rara-scheduler: {name}{problem['msg']}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    configure(log_format=settings.log_format, level=settings.log_level)
+    factory = None
+    if settings.uvloop:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            code = runner.run(serve(settings))
+    except (Fault, MigrationError) as error:
+        name = f"{error.code}: " if isinstance(error, Fault) else ""
+        print(f"rara-scheduler: {name}{error}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

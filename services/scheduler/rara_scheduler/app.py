@@ -1,0 +1,379 @@
+"""Composition root: builds every part of the scheduler, and owns the order of start and stop."""
+
+import asyncio
+import os
+import signal
+import socket
+
+import asyncpg
+import grpc
+import structlog
+import uuid_utils.compat
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from rara.v1 import (
+    artifact_pb2,
+    artifact_pb2_grpc,
+    dispatch_pb2,
+    dispatch_pb2_grpc,
+    workflow_pb2,
+    workflow_pb2_grpc,
+)
+
+from rara_scheduler.blobs.folder import FolderBlobStore
+from rara_scheduler.blobs.transfers import BlobTransfers
+from rara_scheduler.cancelling import Cancelling
+from rara_scheduler.domain.definition import DefinitionLimits
+from rara_scheduler.domain.errors import Code, Fault
+from rara_scheduler.domain.retry import RetryPolicy
+from rara_scheduler.loops.aftermath import Aftermath
+from rara_scheduler.loops.committer import Committer
+from rara_scheduler.loops.dispatch import DispatchLoop, RouteTable
+from rara_scheduler.loops.heartbeat import HeartbeatLoop
+from rara_scheduler.loops.notify import NotifyLoop
+from rara_scheduler.loops.retention import RetentionLoop
+from rara_scheduler.loops.sweep import SweepLoop
+from rara_scheduler.sessions import SessionRegistry
+from rara_scheduler.settings import Settings
+from rara_scheduler.store.blobs import BlobRows
+from rara_scheduler.store.cancel import CancelStore
+from rara_scheduler.store.commit import CommitStore
+from rara_scheduler.store.database import Database
+from rara_scheduler.store.definitions import DefinitionStore
+from rara_scheduler.store.explain import Explainer
+from rara_scheduler.store.history import HistoryStore
+from rara_scheduler.store.leases import LeaseStore
+from rara_scheduler.store.migrate import migrate, status
+from rara_scheduler.store.reads import Reads
+from rara_scheduler.store.retry_run import RunRetrier
+from rara_scheduler.store.sessions import SessionStore
+from rara_scheduler.store.start import RunStarter
+from rara_scheduler.store.sweeps import SweepStore
+from rara_scheduler.store.watch import WatchReads
+from rara_scheduler.transport.artifacts import ArtifactServicer
+from rara_scheduler.transport.dispatch import DispatchServicer, Terms
+from rara_scheduler.transport.workflow import WorkflowServicer
+from rara_scheduler.watch_hub import ChangeHub
+from rara_scheduler.watching import Watcher
+
+log = structlog.get_logger(__name__)
+
+_NOT_UP_YET = (
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ConnectionDoesNotExistError,
+)
+
+_SERVICES = tuple(
+    descriptor.services_by_name[name].full_name
+    for descriptor, name in (
+        (workflow_pb2.DESCRIPTOR, "WorkflowService"),
+        (dispatch_pb2.DESCRIPTOR, "DispatchService"),
+        (artifact_pb2.DESCRIPTOR, "ArtifactService"),
+    )
+)
+
+
+class Scheduler:
+    """One scheduler process. `start`, then `run` until `stop` is asked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        s = settings
+        self._scheduler_id = str(uuid_utils.compat.uuid7())
+        self._stop_asked = asyncio.Event()
+        self._database = Database(
+            s.database_url,
+            call_connections=s.call_connections,
+            engine_connections=s.engine_connections,
+            acquire_timeout_s=s.acquire_timeout_s,
+            statement_timeout_s=s.statement_timeout_s,
+            lock_timeout_s=s.lock_timeout_s,
+        )
+        defaults = RetryPolicy(
+            max_attempts=s.retry_max_attempts,
+            initial_backoff_s=s.retry_initial_backoff_s,
+            max_backoff_s=s.retry_max_backoff_s,
+            backoff_multiplier=s.retry_backoff_multiplier,
+        )
+        definitions = DefinitionStore(
+            self._database, defaults, DefinitionLimits(max_payload_bytes=s.max_payload_bytes)
+        )
+        self._sessions = SessionRegistry(max_sessions=s.max_sessions)
+        self._hub = ChangeHub()
+        routes = RouteTable()
+        leases = LeaseStore(self._database, lease_s=s.lease_s, heartbeat_s=s.heartbeat_s)
+        session_store = SessionStore(self._database)
+        cancels = CancelStore(self._database, definitions, cancel_grace_s=s.cancel_grace_s)
+        self._notify = NotifyLoop(s.database_url, hint=self._hinted, connect_timeout_s=s.acquire_timeout_s)
+        aftermath = Aftermath(
+            self._sessions,
+            self._hub,
+            wake_dispatch=self._wake_dispatch,
+            wake_sweep=self._wake_sweep,
+            tell_others=self._notify.tell_others,
+        )
+        self._committer = Committer(
+            CommitStore(
+                self._database,
+                definitions,
+                lease_s=s.lease_s,
+                accept_timeout_s=s.accept_timeout_s,
+                cancel_grace_s=s.cancel_grace_s,
+            ),
+            aftermath,
+            batch=s.commit_batch,
+        )
+        self._dispatch = DispatchLoop(
+            leases,
+            definitions,
+            self._sessions,
+            routes,
+            self._committer,
+            lease_s=s.lease_s,
+            poll_s=s.poll_s,
+            lease_batch=s.lease_batch,
+            max_payload_bytes=s.max_payload_bytes,
+            tell_others=self._notify.tell_others,
+        )
+        self._heartbeats = HeartbeatLoop(
+            leases,
+            session_store,
+            self._sessions,
+            heartbeat_s=s.heartbeat_s,
+            wake_dispatch=self._wake_dispatch,
+        )
+        self._sweep = SweepLoop(
+            SweepStore(
+                self._database,
+                scheduler_id=self._scheduler_id,
+                accept_timeout_s=s.accept_timeout_s,
+                silence_s=s.silence_s,
+            ),
+            cancels,
+            session_store,
+            definitions,
+            self._sessions,
+            routes,
+            self._committer,
+            aftermath,
+            sweep_s=s.sweep_s,
+            lease_s=s.lease_s,
+            settle_s=s.reclaim_settle_s,
+            silence_s=s.silence_s,
+            cancel_grace_s=s.cancel_grace_s,
+            wake_dispatch=self._wake_dispatch,
+        )
+        self._retention = RetentionLoop(HistoryStore(self._database), days_ahead=s.history_partitions_ahead)
+        self._blobs = FolderBlobStore(s.blob_folder)
+        self._dispatch_servicer = DispatchServicer(
+            scheduler_id=self._scheduler_id,
+            terms=Terms(
+                heartbeat_s=s.heartbeat_s,
+                silence_s=s.silence_s,
+                accept_timeout_s=s.accept_timeout_s,
+                max_frame_bytes=s.max_frame_bytes,
+                max_payload_bytes=s.max_payload_bytes,
+                max_inline_bytes=s.max_inline_bytes,
+                event_window=s.event_window,
+            ),
+            store=session_store,
+            sessions=self._sessions,
+            routes=routes,
+            committer=self._committer,
+            dispatch=self._dispatch,
+            heartbeats=self._heartbeats,
+            stopping=self._stop_asked.is_set,
+        )
+        reads = Reads(self._database, definitions, silent_after_s=2 * s.heartbeat_s)
+        self._workflow_servicer = WorkflowServicer(
+            definitions=definitions,
+            starter=RunStarter(
+                self._database,
+                definitions,
+                on_ready=self._dispatch.work_submitted,
+                max_inline_bytes=s.max_inline_bytes,
+            ),
+            retrier=RunRetrier(self._database, definitions, on_ready=self._dispatch.work_submitted),
+            reads=reads,
+            watcher=Watcher(WatchReads(self._database, reads), reads, self._hub),
+            explainer=Explainer(self._database, definitions, reads),
+            canceller=Cancelling(cancels, session_store, self._sessions, aftermath),
+        )
+        self._artifact_servicer = ArtifactServicer(BlobTransfers(self._blobs, BlobRows(self._database)))
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self.address = ""
+
+    # Loops wake each other through these, so that none has to exist before another.
+    def _wake_dispatch(self) -> None:
+        self._dispatch.wake()
+
+    def _wake_sweep(self) -> None:
+        self._sweep.wake()
+
+    def _hinted(self) -> None:
+        self._dispatch.wake()
+        self._sweep.wake()
+
+    @property
+    def stop_asked(self) -> bool:
+        return self._stop_asked.is_set()
+
+    def stop(self) -> None:
+        """Ask for a graceful stop. Repeats do nothing."""
+        self._stop_asked.set()
+
+    async def start(self) -> None:
+        """Check the schema, open the port, serve. Raises Fault or MigrationError when it cannot."""
+        await self._check_schema()
+        await asyncio.to_thread(self._blobs.prepare)
+        await self._database.open()
+        server = grpc.aio.server(options=_server_options(self._settings))
+        dispatch_pb2_grpc.add_DispatchServiceServicer_to_server(self._dispatch_servicer, server)
+        workflow_pb2_grpc.add_WorkflowServiceServicer_to_server(self._workflow_servicer, server)
+        artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(self._artifact_servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self._settings.reflection:
+            reflection.enable_server_reflection(
+                (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+            )
+        host = self._settings.listen.rpartition(":")[0]
+        try:
+            port = server.add_insecure_port(self._settings.listen)
+        except RuntimeError as error:
+            raise Fault(Code.INTERNAL, f"cannot listen on {self._settings.listen}: {error}") from error
+        await server.start()
+        self._server = server
+        self.address = f"{host}:{port}"
+        await self._report_health()
+
+    async def run(self) -> None:
+        """Serve until a stop is asked for, then stop in order. A loop that dies of a bug raises."""
+        try:
+            async with asyncio.TaskGroup() as loops:
+                tasks = [
+                    loops.create_task(loop(), name=name)
+                    for name, loop in (
+                        ("committer", self._committer.run),
+                        ("dispatch", self._dispatch.run),
+                        ("heartbeat", self._heartbeats.run),
+                        ("sweep", self._sweep.run),
+                        ("notify", self._notify.run),
+                        ("retention", self._retention.run),
+                        ("health", self._watch_health),
+                    )
+                ]
+                await self._stop_asked.wait()
+                try:
+                    async with asyncio.timeout(self._settings.stop_s):
+                        await self._drain()
+                except TimeoutError:
+                    log.warning("scheduler.stop_cut_short", stop_s=self._settings.stop_s)
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await self._close()
+
+    async def _drain(self) -> None:
+        """Nothing new, commit what is here and acknowledge it, end the sessions. Leases stay as they are."""
+        log.info("scheduler.stopping", sessions=len(self._sessions), uncommitted=self._committer.waiting)
+        self._dispatch.stopping = True
+        await self._health.enter_graceful_shutdown()
+        self._hub.stop()
+        try:
+            async with asyncio.timeout(self._settings.stop_s / 2):
+                await self._committer.drained()
+        except TimeoutError:
+            log.warning("scheduler.uncommitted", events=self._committer.waiting)
+        for session in self._sessions:
+            session.end("SHUTTING_DOWN", reconnect_after_s=0.2)
+        await self._dispatch_servicer.all_closed()
+
+    async def _close(self) -> None:
+        for session in self._sessions:
+            session.end()
+        if self._server is not None:
+            await self._server.stop(0.5)
+        await self._database.close()
+        self._blobs.close()
+        log.info("scheduler.stopped")
+
+    async def _check_schema(self) -> None:
+        """Bring the schema up to date where that is allowed; refuse one that does not fit. Waits for the database."""
+        while True:
+            try:
+                if self._settings.migrate:
+                    for applied in await migrate(self._settings.database_url):
+                        log.info("schema.migrated", version=applied.version, name=applied.name)
+                found = await status(self._settings.database_url)
+                break
+            except (OSError, TimeoutError, *_NOT_UP_YET) as error:
+                log.warning("scheduler.waiting_for_database", error=repr(error))
+                try:
+                    async with asyncio.timeout(1.0):
+                        await self._stop_asked.wait()
+                except TimeoutError:
+                    continue
+                raise Fault(Code.SHUTTING_DOWN, "stopped before the database was there") from error
+        if found.unknown:
+            newest = found.unknown[-1]
+            raise Fault(
+                Code.SCHEMA_TOO_NEW,
+                f"the database has migration {newest}, which this version of rara does not know: upgrade rara",
+            )
+        if found.pending:
+            missing = ", ".join(str(migration.version) for migration in found.pending)
+            raise Fault(
+                Code.SCHEMA_TOO_OLD,
+                f"the database lacks migration {missing}: run `rara db migrate`, or set RARA_MIGRATE=1",
+            )
+
+    async def _watch_health(self) -> None:
+        """Readiness follows the database."""
+        shown: bool | None = None
+        while True:
+            if self._sweep.healthy is not shown and not self._stop_asked.is_set():
+                shown = self._sweep.healthy
+                await self._report_health()
+            await asyncio.sleep(min(1.0, self._settings.sweep_s))
+
+    async def _report_health(self) -> None:
+        serving = health_pb2.HealthCheckResponse.SERVING
+        if not self._sweep.healthy:
+            serving = health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *_SERVICES):
+            await self._health.set(name, serving)
+
+
+def _server_options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),
+        ("grpc.max_receive_message_length", settings.max_frame_bytes),
+        ("grpc.max_send_message_length", 64 * 1024 * 1024),
+        (
+            "grpc.so_reuseport",
+            0,
+        ),  # a second process on the same port is an error, not a silent half of the calls
+    ]
+
+
+async def serve(settings: Settings) -> int:
+    """Run one scheduler until a signal; the process's exit code."""
+    scheduler = Scheduler(settings)
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if scheduler.stop_asked:
+            os._exit(1)  # asked twice: at once; leases expire
+        scheduler.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await scheduler.start()
+    print(f"rara-scheduler listening on {scheduler.address}", flush=True)  # noqa: T201 - what scripts wait for
+    log.info("scheduler.started", address=scheduler.address, host=socket.gethostname())
+    await scheduler.run()
+    return 0
