@@ -130,7 +130,7 @@ async def test_an_upload_has_one_writer_at_a_time(store: FolderBlobStore) -> Non
         with pytest.raises(UploadBusy):
             async with store.write(upload_id, digest):
                 pass
-        await store.discard(upload_id)  # of no effect while it is written
+        assert not await store.discard(upload_id)
         await writer.append(data)
         await writer.keep()
     assert await store.verify(digest)
@@ -140,8 +140,8 @@ async def test_a_discarded_upload_starts_from_nothing(store: FolderBlobStore) ->
     upload_id = new_upload()
     async with store.write(upload_id, digest_of(b"abc")) as writer:
         await writer.append(b"ab")
-    await store.discard(upload_id)
-    await store.discard(upload_id)
+    assert await store.discard(upload_id)
+    assert await store.discard(upload_id)
     assert await store.uploaded_bytes(upload_id) == 0
 
 

@@ -13,9 +13,9 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -102,15 +102,17 @@ class FolderBlobStore:
     async def uploaded_bytes(self, upload_id: str) -> int:
         return await self._threads.run(partial(_size, self._partial_path(upload_id))) or 0
 
-    async def discard(self, upload_id: str) -> None:
-        await self._threads.run(partial(_discard, self._partial_path(upload_id)))
+    async def discard(self, upload_id: str) -> bool:
+        return await self._threads.run(partial(_discard, self._partial_path(upload_id)))
 
     # ------------------------------------------------------------ blobs
 
     async def size(self, sha256: str) -> int | None:
         return await self._threads.run(partial(_size, self._blob_path(sha256)))
 
-    async def read(self, sha256: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+    async def read(
+        self, sha256: str, *, offset: int = 0, limit: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
         path = self._blob_path(sha256)
         fd = await self._threads.run(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), undo=os.close)
         end = None if limit is None else offset + limit
@@ -129,9 +131,10 @@ class FolderBlobStore:
         digest = hashlib.sha256()
         size_bytes = 0
         try:
-            async for chunk in self.read(expected.sha256):
-                await self._threads.run(partial(digest.update, chunk))
-                size_bytes += len(chunk)
+            async with aclosing(self.read(expected.sha256)) as chunks:
+                async for chunk in chunks:
+                    await self._threads.run(partial(digest.update, chunk))
+                    size_bytes += len(chunk)
         except FileNotFoundError:
             return False
         return (digest.hexdigest(), size_bytes) == (expected.sha256, expected.size_bytes)
@@ -244,18 +247,19 @@ def _close(fd: int | None) -> None:
         os.close(fd)
 
 
-def _discard(path: Path) -> None:
+def _discard(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return
+        return True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink(missing_ok=True)
     except BlockingIOError:
-        pass  # somebody writes it at this moment; it is found again when it has expired
+        return False
     finally:
         os.close(fd)
+    return True
 
 
 def _size(path: Path) -> int | None:

@@ -1,6 +1,6 @@
 """What the scheduler needs from a store of blobs, and how such a store fails."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -60,14 +60,14 @@ class BlobStore(Protocol):
     async def uploaded_bytes(self, upload_id: str) -> int:
         """What a `write` would start from; 0 for an unknown upload."""
 
-    async def discard(self, upload_id: str) -> None:
-        """Drop what an upload has stored. Harmless when there is nothing, or when a caller still writes it."""
+    async def discard(self, upload_id: str) -> bool:
+        """Drop what an upload has stored, if anything. False: a caller still writes it, and it was left."""
 
     async def size(self, sha256: str) -> int | None:
         """Size in bytes, or None when there is no such blob. Does not read it."""
 
-    def read(self, sha256: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
-        """Chunks of at most 256 KiB. Raises FileNotFoundError when there is no such blob."""
+    def read(self, sha256: str, *, offset: int = 0, limit: int | None = None) -> AsyncGenerator[bytes, None]:
+        """Chunks of at most 256 KiB; close it when done. Raises FileNotFoundError when there is no such blob."""
 
     async def verify(self, expected: BlobDigest) -> bool:
         """Read the whole blob: False when it is missing or its bytes have changed."""

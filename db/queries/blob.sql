@@ -1,0 +1,70 @@
+-- Blobs and uploads. A blob counts when its row is here and not marked for deletion, whatever lies in the store.
+
+-- name: known_blobs
+-- Which of the digests $1 (SHA-256) with the sizes $2, by position, count; in no order.
+select b.sha256, b.size_bytes
+  from unnest($1::text[], $2::bigint[]) as wanted (sha256, size_bytes)
+  join rara.blob b on b.sha256 = wanted.sha256 and b.size_bytes = wanted.size_bytes
+ where b.marked_at is null;
+
+-- name: get_blob
+-- The size under which a SHA-256 is known; no row: it is not, or it is marked.
+select size_bytes
+  from rara.blob
+ where sha256 = $1 and marked_at is null;
+
+-- name: record_blob
+-- The bytes are durable and were hashed by us. A row that was marked counts again: its bytes have just been written.
+-- The upload $3 is kept a little, so that a caller who missed the answer gets it again.
+with upload as (
+    update rara.upload
+       set expires_at = least(expires_at, now() + interval '10 minutes')
+     where upload_id = $3
+)
+insert into rara.blob (sha256, size_bytes)
+values ($1, $2)
+    on conflict (sha256) do update
+   set marked_at = null,
+       verified_at = now(),
+       size_bytes = excluded.size_bytes;
+
+-- name: mark_blob
+-- Its bytes are gone or have changed: from now on it counts as missing, and a new upload can heal it.
+update rara.blob
+   set marked_at = now()
+ where sha256 = $1 and marked_at is null;
+
+-- name: create_upload
+-- $4 and $5 name the lease of an executor's upload; null for a client's. A lease that is gone gives no row.
+insert into rara.upload (upload_id, sha256, size_bytes, step_run_id, lease_token, expires_at)
+select $1, $2, $3, $4::uuid, $5::bigint, now() + make_interval(secs => $6::float8)
+ where $4::uuid is null
+    or exists (
+        select
+          from rara.lease l
+         where l.step_run_id = $4 and l.lease_token = $5
+    )
+returning expires_at;
+
+-- name: get_upload
+-- An upload that has not expired, whether its lease (if it has one) is current, and whether its blob counts.
+select u.sha256, u.size_bytes,
+       u.step_run_id::text as step_run_id,
+       (u.step_run_id is null or l.step_run_id is not null) as lease_is_current,
+       b.sha256 is not null as is_complete
+  from rara.upload u
+  left join rara.lease l on l.step_run_id = u.step_run_id and l.lease_token = u.lease_token
+  left join rara.blob b on b.sha256 = u.sha256 and b.size_bytes = u.size_bytes and b.marked_at is null
+ where u.upload_id = $1 and u.expires_at > now();
+
+-- name: delete_upload
+delete from rara.upload
+ where upload_id = $1;
+
+-- name: expired_uploads
+-- Up to $1 uploads whose time is over, oldest first.
+select upload_id::text as upload_id
+  from rara.upload
+ where expires_at <= now()
+ order by expires_at
+ limit $1;

@@ -1,0 +1,246 @@
+"""Moving blobs in and out: bytes first, then the row that makes them count."""
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import structlog
+import uuid_utils
+
+from rara_scheduler.blobs.digest import BlobDigest
+from rara_scheduler.blobs.port import BlobMismatch, BlobStore
+from rara_scheduler.domain.errors import Code, Fault, FieldViolation, field_invalid
+from rara_scheduler.store.blobs import BlobRows, Upload, UploadLease, UploadLeaseLost, UploadNotFound
+
+log = structlog.get_logger(__name__)
+
+GIB = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLimits:
+    max_blob_bytes: int = 100 * GIB
+    upload_expires_s: float = 24 * 3600.0  # from its creation; what is stored of it goes then
+    max_transfers: int = 64  # uploads and downloads at one time; each holds one message in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next bytes of an upload. offset: what is stored before them. finish: verify and keep."""
+
+    offset: int
+    data: bytes
+    finish: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """verified: the blob counts now."""
+
+    committed_bytes: int
+    verified: BlobDigest | None
+
+
+class ArtifactNotFound(Fault):
+    def __init__(self, sha256: str) -> None:
+        super().__init__(Code.ARTIFACT_NOT_FOUND, f"there is no blob {sha256}", metadata={"sha256": sha256})
+
+
+class BlobTransfers:
+    """Uploads and downloads of one scheduler. Raises faults with codes of the contract, all of them `Fault`."""
+
+    def __init__(self, store: BlobStore, rows: BlobRows, limits: TransferLimits | None = None) -> None:
+        self._store = store
+        self._rows = rows
+        self._limits = limits or TransferLimits()
+        self._running = 0
+
+    # ------------------------------------------------------------ what is there
+
+    async def missing(self, digests: Sequence[BlobDigest]) -> list[BlobDigest]:
+        """Those that do not count, or whose bytes are gone; in the given order."""
+        known = await self._rows.known(digests)
+        return [digest for digest in digests if digest not in known or not await self._is_stored(digest)]
+
+    async def _is_stored(self, digest: BlobDigest) -> bool:
+        return await self._store.size(digest.sha256) == digest.size_bytes
+
+    async def check(self, digest: BlobDigest) -> int:
+        """The size of a blob that counts. A size of 0 in `digest` asks for any. Raises ArtifactNotFound."""
+        size_bytes = await self._rows.size_of(digest.sha256)
+        if size_bytes is None or digest.size_bytes not in (0, size_bytes):
+            raise ArtifactNotFound(digest.sha256)
+        return size_bytes
+
+    # ------------------------------------------------------------ uploads
+
+    async def create_upload(
+        self, digest: BlobDigest, lease: UploadLease | None
+    ) -> tuple[str, datetime | None]:
+        """The id of a new upload and when it expires; an empty id when the blob is there already."""
+        if digest.size_bytes > self._limits.max_blob_bytes:
+            raise field_invalid("digest.size_bytes", f"is more than {self._limits.max_blob_bytes} bytes")
+        known_bytes = await self._rows.size_of(digest.sha256)
+        if known_bytes is not None and known_bytes != digest.size_bytes:
+            raise BlobMismatch(digest, f"the blob of this SHA-256 has {known_bytes} bytes")
+        if known_bytes is not None and await self._is_stored(digest):
+            return "", None
+        upload_id = str(uuid_utils.uuid7())
+        expires_at = await self._rows.create_upload(
+            upload_id, digest, lease, expires_s=self._limits.upload_expires_s
+        )
+        return upload_id, expires_at
+
+    async def status(self, upload_id: str) -> Progress:
+        """Where to go on. Raises UploadNotFound."""
+        upload = await self._upload(upload_id)
+        if upload.is_complete:
+            return Progress(upload.digest.size_bytes, upload.digest)
+        committed_bytes = await self._store.uploaded_bytes(upload_id)
+        if not committed_bytes and await self._is_stored(upload.digest):
+            # All bytes came and were named, and then the row could not be written: `finish` is what is missing.
+            committed_bytes = upload.digest.size_bytes
+        return Progress(committed_bytes, None)
+
+    async def write(self, upload_id: str, pieces: AsyncIterator[Piece]) -> Progress:
+        """Store pieces until one says `finish` or they end. Wrong bytes are dropped together with their upload."""
+        upload = await self._upload(upload_id)
+        if upload.is_complete:
+            return Progress(upload.digest.size_bytes, upload.digest)
+        if not upload.lease_is_current:
+            raise UploadLeaseLost(upload.step_run_id or "")
+        with self._slot():
+            try:
+                return await self._store_pieces(upload_id, upload.digest, pieces)
+            except BlobMismatch:
+                await self._rows.delete_upload(upload_id)
+                raise
+
+    async def _store_pieces(
+        self, upload_id: str, digest: BlobDigest, pieces: AsyncIterator[Piece]
+    ) -> Progress:
+        async with self._store.write(upload_id, digest) as writer:
+            async for piece in pieces:
+                committed_bytes = writer.committed_bytes
+                if not committed_bytes and piece.offset == digest.size_bytes > 0 and piece.finish:
+                    await self._adopt(digest)
+                    break
+                if piece.offset != committed_bytes:
+                    raise wrong_offset(piece.offset, committed_bytes)
+                if piece.data:
+                    await writer.append(piece.data)
+                if piece.finish:
+                    await writer.keep()
+                    break
+            else:
+                return Progress(writer.committed_bytes, None)
+            # Inside the lock: until the row is there, no second call may take the upload for unfinished.
+            await self._rows.record(digest, upload_id)
+        log.debug("blob.kept", sha256=digest.sha256, size_bytes=digest.size_bytes)
+        return Progress(digest.size_bytes, digest)
+
+    async def _adopt(self, digest: BlobDigest) -> None:
+        """Take the stored bytes that an earlier call has named but could not record, if they are still right."""
+        if not await self._is_stored(digest):
+            raise wrong_offset(digest.size_bytes, 0)
+        if not await self._store.verify(digest):
+            await self._store.remove(digest.sha256)
+            raise BlobMismatch(digest, "the stored bytes have changed; upload them again")
+
+    async def _upload(self, upload_id: str) -> Upload:
+        try:
+            canonical = str(uuid.UUID(upload_id))
+        except ValueError:
+            canonical = ""
+        if canonical != upload_id:  # ids are opaque to callers: a strange one is just unknown
+            raise UploadNotFound(upload_id[:64])
+        return await self._rows.get_upload(upload_id)
+
+    async def expire_uploads(self, *, limit: int = 100) -> int:
+        """Remove up to `limit` uploads whose time is over, with their bytes; how many. For a sweep."""
+        removed = 0
+        for upload_id in await self._rows.expired_uploads(limit=limit):
+            if await self._store.discard(upload_id):
+                await self._rows.delete_upload(upload_id)
+                removed += 1
+        return removed
+
+    # ------------------------------------------------------------ downloads
+
+    async def read(self, digest: BlobDigest, offset: int, limit: int) -> AsyncGenerator[bytes, None]:
+        """The bytes from `offset` on, `limit` of them at most, 0 for all; raises ArtifactNotFound, BlobMismatch.
+
+        A whole blob is hashed on the way, and its last chunk given out only when the digest is right.
+        """
+        size_bytes = await self.check(digest)
+        if offset > size_bytes:
+            raise Fault(
+                Code.FIELD_INVALID,
+                f"offset: is beyond the blob's {size_bytes} bytes",
+                fields=(FieldViolation("offset", f"is beyond the blob's {size_bytes} bytes"),),
+                metadata={"size_bytes": str(size_bytes)},
+            )
+        whole = offset == 0 and (limit == 0 or limit >= size_bytes)
+        with self._slot():
+            try:
+                async with aclosing(
+                    self._store.read(digest.sha256, offset=offset, limit=limit or None)
+                ) as stored:
+                    chunks = self._checked(BlobDigest(digest.sha256, size_bytes), stored) if whole else stored
+                    async with aclosing(chunks):
+                        async for chunk in chunks:
+                            yield chunk
+            except FileNotFoundError:
+                await self._report_damage(digest.sha256, "its bytes are gone")
+                raise ArtifactNotFound(digest.sha256) from None
+
+    async def _checked(
+        self, expected: BlobDigest, chunks: AsyncIterator[bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        found = hashlib.sha256()
+        held = b""
+        async for chunk in chunks:
+            if held:
+                yield held
+            await asyncio.to_thread(found.update, chunk)
+            held = chunk
+        if found.hexdigest() != expected.sha256:
+            await self._report_damage(expected.sha256, "its bytes have changed")
+            raise BlobMismatch(expected, "the stored bytes have changed")
+        if held:
+            yield held
+
+    async def _report_damage(self, sha256: str, damage: str) -> None:
+        """Count it as missing, so that the next attempt that makes it uploads it again."""
+        log.error("blob.damaged", sha256=sha256, damage=damage)
+        await self._rows.mark(sha256)
+
+    # ------------------------------------------------------------ bounds
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        if self._running >= self._limits.max_transfers:
+            raise Fault(
+                Code.QUEUE_FULL,
+                f"{self._limits.max_transfers} blobs are being transferred already",
+                retry_after_s=1.0,
+            )
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+
+def wrong_offset(offset: int, committed_bytes: int) -> Fault:
+    description = f"is {offset}, and {committed_bytes} bytes are stored"
+    return Fault(
+        Code.FIELD_INVALID,
+        f"offset: {description}",
+        fields=(FieldViolation("offset", description),),
+        metadata={"committed_bytes": str(committed_bytes)},
+    )

@@ -1,0 +1,120 @@
+"""Which blobs count, and who is uploading what."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from rara_scheduler.blobs.digest import BlobDigest
+from rara_scheduler.domain.errors import Code, Fault
+from rara_scheduler.store.database import Database
+from rara_scheduler.store.queries import query
+
+
+@dataclass(frozen=True, slots=True)
+class UploadLease:
+    """The lease under which an executor uploads."""
+
+    step_run_id: str
+    lease_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """lease_is_current: also true for an upload that needs no lease. is_complete: its blob counts."""
+
+    digest: BlobDigest
+    step_run_id: str | None
+    lease_is_current: bool
+    is_complete: bool
+
+
+class UploadNotFound(Fault):
+    def __init__(self, upload_id: str) -> None:
+        super().__init__(
+            Code.UPLOAD_NOT_FOUND,
+            f"there is no upload {upload_id}, or its time is over",
+            metadata={"upload_id": upload_id},
+        )
+
+
+class UploadLeaseLost(Fault):
+    def __init__(self, step_run_id: str) -> None:
+        super().__init__(
+            Code.LEASE_LOST,
+            f"step {step_run_id}: the lease has passed on, so nothing more is uploaded under it",
+            metadata={"step_run_id": step_run_id},
+        )
+
+
+class BlobRows:
+    """The tables rara.blob and rara.upload. Ids are canonical UUIDs; the caller has checked them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def known(self, digests: Collection[BlobDigest]) -> set[BlobDigest]:
+        """Those that count, by SHA-256 and size."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                query("known_blobs"),
+                [digest.sha256 for digest in digests],
+                [digest.size_bytes for digest in digests],
+            )
+        return {BlobDigest(row["sha256"], row["size_bytes"]) for row in rows}
+
+    async def size_of(self, sha256: str) -> int | None:
+        """The size in bytes under which it counts; None: it does not."""
+        async with self._database.connection() as connection:
+            size: int | None = await connection.fetchval(query("get_blob"), sha256)
+        return size
+
+    async def record(self, digest: BlobDigest, upload_id: str | None = None) -> None:
+        """From now on it counts, and its upload is over. The caller has hashed the bytes, and they are durable."""
+        async with self._database.connection() as connection:
+            await connection.execute(query("record_blob"), digest.sha256, digest.size_bytes, upload_id)
+
+    async def mark(self, sha256: str) -> None:
+        """From now on it counts as missing, until it is uploaded again."""
+        async with self._database.connection() as connection:
+            await connection.execute(query("mark_blob"), sha256)
+
+    async def create_upload(
+        self, upload_id: str, digest: BlobDigest, lease: UploadLease | None, *, expires_s: float
+    ) -> datetime:
+        """Register an upload; when it expires. Raises UploadLeaseLost."""
+        async with self._database.connection() as connection:
+            expires_at: datetime | None = await connection.fetchval(
+                query("create_upload"),
+                upload_id,
+                digest.sha256,
+                digest.size_bytes,
+                lease.step_run_id if lease else None,
+                lease.lease_token if lease else None,
+                expires_s,
+            )
+        if expires_at is None:
+            raise UploadLeaseLost(lease.step_run_id if lease else "")
+        return expires_at
+
+    async def get_upload(self, upload_id: str) -> Upload:
+        """Raises UploadNotFound."""
+        async with self._database.connection() as connection:
+            row = await connection.fetchrow(query("get_upload"), upload_id)
+        if row is None:
+            raise UploadNotFound(upload_id)
+        return Upload(
+            digest=BlobDigest(row["sha256"], row["size_bytes"]),
+            step_run_id=row["step_run_id"],
+            lease_is_current=row["lease_is_current"],
+            is_complete=row["is_complete"],
+        )
+
+    async def delete_upload(self, upload_id: str) -> None:
+        async with self._database.connection() as connection:
+            await connection.execute(query("delete_upload"), upload_id)
+
+    async def expired_uploads(self, *, limit: int) -> list[str]:
+        """Ids of uploads whose time is over, oldest first."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(query("expired_uploads"), limit)
+        return [row["upload_id"] for row in rows]

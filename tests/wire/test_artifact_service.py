@@ -1,0 +1,543 @@
+"""ArtifactService over real gRPC, a real database and a real folder."""
+
+import asyncio
+import hashlib
+import itertools
+import random
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from rara.v1 import artifact_pb2 as pb
+from rara.v1 import artifact_pb2_grpc, common_pb2, job_pb2
+from rara_scheduler.blobs import FolderBlobStore
+from rara_scheduler.blobs.transfers import BlobTransfers, TransferLimits
+from rara_scheduler.store.blobs import BlobRows
+from rara_scheduler.store.database import Database
+from rara_scheduler.transport.artifacts import ArtifactServicer
+from support.fault_proxy import FaultProxy
+
+LIMITS = TransferLimits(max_blob_bytes=50_000_000, max_transfers=4)
+PIECE = 100_000
+
+
+@dataclass(frozen=True)
+class Service:
+    """A served ArtifactService, and what a test may look at behind it."""
+
+    stub: artifact_pb2_grpc.ArtifactServiceStub
+    port: int
+    transfers: BlobTransfers
+    rows: BlobRows
+    database: Database
+    folder: Path
+
+    def path_of(self, digest: common_pb2.Digest) -> Path:
+        return self.folder / "sha256" / digest.sha256[:2] / digest.sha256[2:]
+
+    def partial_files(self) -> list[Path]:
+        return list((self.folder / "partial").iterdir())
+
+
+@pytest.fixture
+async def service(database_url: str, tmp_path: Path) -> AsyncIterator[Service]:
+    database = Database(database_url)
+    await database.open()
+    store = FolderBlobStore(tmp_path / "blobs", busy_wait_s=0.2)
+    store.prepare()
+    rows = BlobRows(database)
+    transfers = BlobTransfers(store, rows, LIMITS)
+    server = grpc.aio.server()
+    artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(
+        ArtifactServicer(transfers, piece_wait_s=0.5), server
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
+        yield Service(stub, port, transfers, rows, database, tmp_path / "blobs")
+    await server.stop(0)
+    store.close()
+    await database.close()
+
+
+def data_of(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def digest_of(data: bytes) -> common_pb2.Digest:
+    return common_pb2.Digest(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+
+
+def pieces(
+    upload_id: str, data: bytes, *, start: int = 0, finish: bool = True
+) -> Iterator[pb.WriteBlobRequest]:
+    """Messages as a client sends them: the upload's id in the first, `finish` in the last."""
+    ends = range(start, len(data), PIECE) or [start]
+    for number, offset in enumerate(ends):
+        yield pb.WriteBlobRequest(
+            upload_id=upload_id if number == 0 else "",
+            offset=offset,
+            data=data[offset : offset + PIECE],
+            finish=finish and offset + PIECE >= len(data),
+        )
+
+
+async def create(service: Service, digest: common_pb2.Digest, lease: job_pb2.Lease | None = None) -> str:
+    response = await service.stub.CreateUpload(pb.CreateUploadRequest(digest=digest, lease=lease))
+    return response.upload_id
+
+
+async def put(service: Service, data: bytes) -> common_pb2.Digest:
+    upload_id = await create(service, digest_of(data))
+    response = await service.stub.WriteBlob(pieces(upload_id, data))
+    assert response.verified == digest_of(data)
+    return response.verified
+
+
+async def get(service: Service, digest: common_pb2.Digest, offset: int = 0, limit: int = 0) -> bytes:
+    call = service.stub.ReadBlob(pb.ReadBlobRequest(digest=digest, offset=offset, limit=limit))
+    return b"".join([response.data async for response in call])
+
+
+async def missing(service: Service, *digests: common_pb2.Digest) -> list[common_pb2.Digest]:
+    return list((await service.stub.FindMissingBlobs(pb.FindMissingBlobsRequest(digests=digests))).missing)
+
+
+async def committed_bytes(service: Service, upload_id: str) -> int:
+    status = await service.stub.QueryWriteStatus(pb.QueryWriteStatusRequest(upload_id=upload_id))
+    return status.committed_bytes
+
+
+class Refusal:
+    """What a caller can read from a failed call."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        self.status = error.code()
+        status = rpc_status.from_call(error)
+        info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+        for detail in status.details:
+            detail.Unpack(info)
+            detail.Unpack(bad)
+        self.reason = info.reason
+        self.metadata = dict(info.metadata)
+        self.fields = [violation.field for violation in bad.field_violations]
+
+
+async def finished(call: Any) -> None:
+    """Wait for a unary call, or read a streamed answer to its end."""
+    if isinstance(call, grpc.aio.UnaryStreamCall):
+        async for _ in call:
+            pass
+    else:
+        await call
+
+
+async def refused(call: object) -> Refusal:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await finished(call)
+    return Refusal(caught.value)
+
+
+async def add_lease(service: Service, token: int) -> job_pb2.Lease:
+    step_run_id = str(uuid.uuid4())
+    async with service.database.connection() as connection:
+        await connection.execute(
+            "insert into rara.lease (step_run_id, workflow_run_id, route_id, lease_token, attempt, failures,"
+            " free_endings, executor_id, released_at, granted_at, granted_on, expires_at, revision)"
+            " values ($1, $2, 1, $3, 1, 0, 0, $4, now(), now(), (now() at time zone 'utc')::date,"
+            " now() + interval '30 s', 1)",
+            step_run_id,
+            str(uuid.uuid4()),
+            token,
+            str(uuid.uuid4()),
+        )
+    return job_pb2.Lease(step_run_id=step_run_id, lease_token=token, attempt=1)
+
+
+# ---------------------------------------------------------------- there and back
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE, 1_234_567])
+async def test_a_blob_goes_up_counts_and_comes_back(service: Service, size: int) -> None:
+    data = data_of(size)
+    assert await missing(service, digest_of(data)) == [digest_of(data)]
+    digest = await put(service, data)
+    assert await missing(service, digest) == []
+    assert await get(service, digest) == data
+    assert service.path_of(digest).read_bytes() == data
+    assert service.partial_files() == []
+
+
+async def test_a_blob_that_is_there_needs_no_upload(service: Service) -> None:
+    digest = await put(service, b"hello")
+    response = await service.stub.CreateUpload(pb.CreateUploadRequest(digest=digest))
+    assert response.upload_id == ""
+    assert not response.HasField("expires_at")
+
+
+async def test_missing_blobs_are_named_by_digest_and_size_in_the_order_asked(service: Service) -> None:
+    there = await put(service, b"there")
+    other_size = common_pb2.Digest(sha256=there.sha256, size_bytes=4)
+    away = [digest_of(b"a"), digest_of(b"b")]
+    assert await missing(service, away[0], there, other_size, away[1]) == [away[0], other_size, away[1]]
+
+
+async def test_ranges_are_read_in_frames_of_bounded_size(service: Service) -> None:
+    data = data_of(1_000_000)
+    digest = await put(service, data)
+    assert await get(service, digest, offset=300_000, limit=400_000) == data[300_000:700_000]
+    assert await get(service, digest, offset=999_999) == data[-1:]
+    assert await get(service, digest, offset=1_000_000) == b""
+    assert await get(service, digest, limit=5_000_000) == data
+    call = service.stub.ReadBlob(pb.ReadBlobRequest(digest=digest))
+    assert max([len(response.data) async for response in call]) <= 256 * 1024
+    unknown_size = common_pb2.Digest(sha256=digest.sha256)
+    assert await get(service, unknown_size) == data
+
+
+async def test_this_store_has_no_presigned_urls(service: Service) -> None:
+    digest = await put(service, b"x")
+    assert (await service.stub.GetDownload(pb.GetDownloadRequest(digest=digest))).url == ""
+    refusal = await refused(service.stub.CompleteUpload(pb.CompleteUploadRequest(upload_id="x")))
+    assert (refusal.status, refusal.reason) == (grpc.StatusCode.UNIMPLEMENTED, "FEATURE_DISABLED")
+
+
+# ---------------------------------------------------------------- resuming
+
+
+async def test_an_upload_goes_on_from_its_committed_bytes(service: Service) -> None:
+    data = data_of(1_000_000)
+    upload_id = await create(service, digest_of(data))
+    response = await service.stub.WriteBlob(pieces(upload_id, data[:400_000], finish=False))
+    assert response.committed_bytes == 400_000
+    assert not response.HasField("verified")
+    status = await service.stub.QueryWriteStatus(pb.QueryWriteStatusRequest(upload_id=upload_id))
+    assert (status.committed_bytes, status.complete) == (400_000, False)
+    response = await service.stub.WriteBlob(pieces(upload_id, data, start=400_000))
+    assert response.verified == digest_of(data)
+    status = await service.stub.QueryWriteStatus(pb.QueryWriteStatusRequest(upload_id=upload_id))
+    assert (status.committed_bytes, status.complete) == (1_000_000, True)
+
+
+async def test_a_connection_cut_in_the_middle_costs_only_what_was_under_way(service: Service) -> None:
+    data = data_of(3_000_000)
+    upload_id = await create(service, digest_of(data))
+    async with FaultProxy("127.0.0.1", service.port) as proxy, grpc.aio.insecure_channel(proxy.address) as channel:
+        call = artifact_pb2_grpc.ArtifactServiceStub(channel).WriteBlob()
+        for message in itertools.islice(pieces(upload_id, data), 15):
+            await call.write(message)
+        async with asyncio.timeout(5):
+            while (await committed_bytes(service, upload_id)) < 15 * PIECE:
+                pass
+        proxy.reset()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+    assert await committed_bytes(service, upload_id) == 15 * PIECE
+    response = await service.stub.WriteBlob(pieces(upload_id, data, start=15 * PIECE))
+    assert response.verified == digest_of(data)
+    assert await get(service, digest_of(data)) == data
+
+
+async def test_finishing_twice_gives_the_same_answer(service: Service) -> None:
+    data = data_of(250_000)
+    upload_id = await create(service, digest_of(data))
+    first = await service.stub.WriteBlob(pieces(upload_id, data))
+    again = await service.stub.WriteBlob(pieces(upload_id, data))
+    assert first == again
+    assert first.committed_bytes == 250_000
+
+
+async def test_a_wrong_offset_is_refused_with_the_committed_size(service: Service) -> None:
+    data = data_of(300_000)
+    upload_id = await create(service, digest_of(data))
+    await service.stub.WriteBlob(pieces(upload_id, data[:PIECE], finish=False))
+    for offset in (0, PIECE - 1, PIECE + 1, 300_000):
+        message = pb.WriteBlobRequest(upload_id=upload_id, offset=offset, data=b"x")
+        refusal = await refused(service.stub.WriteBlob(iter([message])))
+        assert (refusal.status, refusal.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FIELD_INVALID")
+        assert refusal.fields == ["offset"]
+        assert refusal.metadata == {"committed_bytes": str(PIECE)}
+    assert (await service.stub.WriteBlob(pieces(upload_id, data, start=PIECE))).verified == digest_of(data)
+
+
+async def test_bytes_whose_row_could_not_be_written_need_only_a_finish(service: Service) -> None:
+    data = data_of(200_000)
+    upload_id = await create(service, digest_of(data))
+    digest = await put(service, data)
+    async with service.database.connection() as connection:  # as if the database had gone away just before
+        await connection.execute("delete from rara.blob where sha256 = $1", digest.sha256)
+    assert await missing(service, digest) == [digest]
+    status = await service.stub.QueryWriteStatus(pb.QueryWriteStatusRequest(upload_id=upload_id))
+    assert (status.committed_bytes, status.complete) == (200_000, False)
+    finish = pb.WriteBlobRequest(upload_id=upload_id, offset=200_000, finish=True)
+    assert (await service.stub.WriteBlob(iter([finish]))).verified == digest
+    assert await missing(service, digest) == []
+
+
+async def test_an_uploader_that_falls_silent_is_let_go_and_can_go_on(service: Service) -> None:
+    data = data_of(300_000)
+    upload_id = await create(service, digest_of(data))
+    stuck = service.stub.WriteBlob()
+    await stuck.write(next(pieces(upload_id, data)))
+    refusal = await refused(stuck)
+    assert (refusal.status, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")
+    status = await service.stub.QueryWriteStatus(pb.QueryWriteStatusRequest(upload_id=upload_id))
+    assert status.committed_bytes == PIECE
+    assert (await service.stub.WriteBlob(pieces(upload_id, data, start=PIECE))).verified == digest_of(data)
+
+
+async def test_two_calls_do_not_write_one_upload_at_once(service: Service) -> None:
+    data = data_of(300_000)
+    upload_id = await create(service, digest_of(data))
+    first = service.stub.WriteBlob()
+    await first.write(next(pieces(upload_id, data)))
+    async with asyncio.timeout(5):
+        while not service.partial_files() or service.partial_files()[0].stat().st_size < PIECE:
+            await asyncio.sleep(0.01)
+    refusal = await refused(service.stub.WriteBlob(pieces(upload_id, data)))
+    assert (refusal.status, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")
+    first.cancel()
+
+
+# ---------------------------------------------------------------- wrong bytes, wrong names
+
+
+@pytest.mark.parametrize("wrong", ["flipped", "short", "long"])
+async def test_bytes_that_are_not_what_their_digest_says_leave_nothing_behind(
+    service: Service, wrong: str
+) -> None:
+    data = data_of(300_000)
+    sent = {
+        "flipped": data[:-1] + bytes([data[-1] ^ 1]),
+        "short": data[:-1],
+        "long": data + b"x",
+    }[wrong]
+    upload_id = await create(service, digest_of(data))
+    refusal = await refused(service.stub.WriteBlob(pieces(upload_id, sent)))
+    assert (refusal.status, refusal.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "ARTIFACT_MISMATCH")
+    assert refusal.metadata == {"sha256": digest_of(data).sha256, "size_bytes": "300000"}
+    assert service.partial_files() == []
+    assert await missing(service, digest_of(data), digest_of(sent)) == [digest_of(data), digest_of(sent)]
+    gone = await refused(service.stub.QueryWriteStatus(pb.QueryWriteStatusRequest(upload_id=upload_id)))
+    assert (gone.status, gone.reason) == (grpc.StatusCode.NOT_FOUND, "UPLOAD_NOT_FOUND")
+    await put(service, data)  # the neighbour passes
+
+
+async def test_a_known_digest_with_another_size_is_a_mismatch(service: Service) -> None:
+    digest = await put(service, b"hello")
+    digest.size_bytes += 1
+    refusal = await refused(service.stub.CreateUpload(pb.CreateUploadRequest(digest=digest)))
+    assert refusal.reason == "ARTIFACT_MISMATCH"
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+async def test_a_blob_damaged_in_the_store_is_never_given_out_whole_and_can_be_healed(
+    service: Service, damage: str
+) -> None:
+    data = data_of(700_000)
+    digest = await put(service, data)
+    path = service.path_of(digest)
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.chmod(0o600)
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    refusal = await refused(service.stub.ReadBlob(pb.ReadBlobRequest(digest=digest)))
+    assert refusal.reason == ("ARTIFACT_NOT_FOUND" if damage == "gone" else "ARTIFACT_MISMATCH")
+    assert await missing(service, digest) == [digest]
+    await put(service, data)
+    assert await get(service, digest) == data
+
+
+async def test_a_blob_marked_for_deletion_counts_as_missing_until_it_is_uploaded_again(
+    service: Service,
+) -> None:
+    data = data_of(1000)
+    digest = await put(service, data)
+    await service.rows.mark(digest.sha256)
+    assert await missing(service, digest) == [digest]
+    refusal = await refused(service.stub.ReadBlob(pb.ReadBlobRequest(digest=digest)))
+    assert (refusal.status, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "ARTIFACT_NOT_FOUND")
+    await put(service, data)
+    assert await get(service, digest) == data
+
+
+_BAD_DIGESTS = [
+    (common_pb2.Digest(sha256="abc", size_bytes=1), "sha256"),
+    (common_pb2.Digest(sha256="A" * 64, size_bytes=1), "sha256"),
+    (common_pb2.Digest(sha256="../" + "a" * 61, size_bytes=1), "sha256"),
+    (common_pb2.Digest(sha256="a" * 64, size_bytes=-1), "size_bytes"),
+]
+
+
+@pytest.mark.parametrize(("digest", "field"), _BAD_DIGESTS)
+async def test_a_digest_that_is_none_is_refused_by_field(
+    service: Service, digest: common_pb2.Digest, field: str
+) -> None:
+    find = pb.FindMissingBlobsRequest(digests=[digest_of(b""), digest])
+    calls: Iterable[tuple[object, str]] = [
+        (service.stub.FindMissingBlobs(find), f"digests[1].{field}"),
+        (service.stub.CreateUpload(pb.CreateUploadRequest(digest=digest)), f"digest.{field}"),
+        (service.stub.GetDownload(pb.GetDownloadRequest(digest=digest)), f"digest.{field}"),
+        (service.stub.ReadBlob(pb.ReadBlobRequest(digest=digest)), f"digest.{field}"),
+    ]
+    for call, path in calls:
+        refusal = await refused(call)
+        assert (refusal.status, refusal.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FIELD_INVALID")
+        assert refusal.fields == [path]
+
+
+async def test_other_bad_fields_are_refused_by_name(service: Service) -> None:
+    digest = await put(service, b"hello")
+    too_large = common_pb2.Digest(sha256="a" * 64, size_bytes=LIMITS.max_blob_bytes + 1)
+    at_limit = common_pb2.Digest(sha256="a" * 64, size_bytes=LIMITS.max_blob_bytes)
+    assert await create(service, at_limit)
+    calls: list[tuple[object, str]] = [
+        (service.stub.CreateUpload(pb.CreateUploadRequest(digest=too_large)), "digest.size_bytes"),
+        (
+            service.stub.CreateUpload(pb.CreateUploadRequest(digest=at_limit, media_type="x" * 256)),
+            "media_type",
+        ),
+        (service.stub.ReadBlob(pb.ReadBlobRequest(digest=digest, offset=-1)), "offset"),
+        (service.stub.ReadBlob(pb.ReadBlobRequest(digest=digest, limit=-1)), "limit"),
+        (service.stub.ReadBlob(pb.ReadBlobRequest(digest=digest, offset=6)), "offset"),
+        (service.stub.FindMissingBlobs(pb.FindMissingBlobsRequest(digests=[digest] * 1001)), "digests"),
+        (service.stub.WriteBlob(iter(())), "upload_id"),
+        (service.stub.WriteBlob(iter([pb.WriteBlobRequest(data=b"x")])), "upload_id"),
+    ]
+    for call, field in calls:
+        refusal = await refused(call)
+        assert (refusal.reason, refusal.fields) == ("FIELD_INVALID", [field])
+
+
+async def test_a_call_cannot_change_its_upload_on_the_way(service: Service) -> None:
+    data = data_of(1000)
+    upload_id = await create(service, digest_of(data))
+    messages = [
+        pb.WriteBlobRequest(upload_id=upload_id, data=data[:500]),
+        pb.WriteBlobRequest(upload_id=str(uuid.uuid4()), offset=500, data=data[500:], finish=True),
+    ]
+    refusal = await refused(service.stub.WriteBlob(iter(messages)))
+    assert (refusal.reason, refusal.fields) == ("FIELD_INVALID", ["upload_id"])
+
+
+@pytest.mark.parametrize(
+    "upload_id", ["x", "../../etc", str(uuid.UUID(int=5)), str(uuid.UUID(int=5)).upper()]
+)
+async def test_an_unknown_upload_is_not_found(service: Service, upload_id: str) -> None:
+    for call in (
+        service.stub.QueryWriteStatus(pb.QueryWriteStatusRequest(upload_id=upload_id)),
+        service.stub.WriteBlob(iter([pb.WriteBlobRequest(upload_id=upload_id, finish=True)])),
+    ):
+        refusal = await refused(call)
+        assert (refusal.status, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "UPLOAD_NOT_FOUND")
+        assert refusal.metadata == {"upload_id": upload_id}
+
+
+async def test_an_unknown_blob_is_not_found(service: Service) -> None:
+    digest = await put(service, b"hello")
+    other_size = common_pb2.Digest(sha256=digest.sha256, size_bytes=4)
+    for asked in (digest_of(b"never seen"), other_size):
+        for call in (
+            service.stub.ReadBlob(pb.ReadBlobRequest(digest=asked)),
+            service.stub.GetDownload(pb.GetDownloadRequest(digest=asked)),
+        ):
+            refusal = await refused(call)
+            assert (refusal.status, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "ARTIFACT_NOT_FOUND")
+
+
+# ---------------------------------------------------------------- leases, expiry, bounds
+
+
+async def test_an_executor_uploads_only_under_its_current_lease(service: Service) -> None:
+    lease = await add_lease(service, token=41)
+    data = data_of(300_000)
+    stale = job_pb2.Lease(step_run_id=lease.step_run_id, lease_token=40, attempt=1)
+    refusal = await refused(
+        service.stub.CreateUpload(pb.CreateUploadRequest(digest=digest_of(data), lease=stale))
+    )
+    assert (refusal.status, refusal.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "LEASE_LOST")
+
+    upload_id = await create(service, digest_of(data), lease)
+    await service.stub.WriteBlob(pieces(upload_id, data[:PIECE], finish=False))
+    async with service.database.connection() as connection:  # reclaimed
+        await connection.execute("delete from rara.lease where step_run_id = $1", lease.step_run_id)
+    refusal = await refused(service.stub.WriteBlob(pieces(upload_id, data, start=PIECE)))
+    assert refusal.reason == "LEASE_LOST"
+    assert await missing(service, digest_of(data)) == [digest_of(data)]
+
+
+@pytest.mark.parametrize(
+    ("lease", "field"),
+    [
+        (job_pb2.Lease(step_run_id="x", lease_token=1), "lease.step_run_id"),
+        (job_pb2.Lease(step_run_id=str(uuid.UUID(int=1))), "lease.lease_token"),
+    ],
+)
+async def test_a_lease_that_is_none_is_refused_by_field(
+    service: Service, lease: job_pb2.Lease, field: str
+) -> None:
+    call = service.stub.CreateUpload(pb.CreateUploadRequest(digest=digest_of(b"x"), lease=lease))
+    assert (await refused(call)).fields == [field]
+
+
+async def test_an_expired_upload_is_gone_with_its_bytes(service: Service) -> None:
+    data = data_of(300_000)
+    upload_id = await create(service, digest_of(data))
+    kept_id = await create(service, digest_of(b"other"))
+    await service.stub.WriteBlob(pieces(upload_id, data[:PIECE], finish=False))
+    async with service.database.connection() as connection:
+        await connection.execute("update rara.upload set expires_at = now() where upload_id = $1", upload_id)
+    refusal = await refused(service.stub.WriteBlob(pieces(upload_id, data, start=PIECE)))
+    assert refusal.reason == "UPLOAD_NOT_FOUND"
+    assert await service.transfers.expire_uploads() == 1
+    assert await service.transfers.expire_uploads() == 0
+    assert service.partial_files() == []
+    assert (await service.transfers.status(kept_id)).committed_bytes == 0
+
+
+async def test_more_transfers_than_allowed_are_told_to_wait(service: Service) -> None:
+    data = data_of(300_000)
+    calls = []
+    for _ in range(LIMITS.max_transfers):
+        call = service.stub.WriteBlob()
+        await call.write(next(pieces(await create(service, digest_of(data)), data)))
+        calls.append(call)
+    async with asyncio.timeout(5):
+        while len(service.partial_files()) < LIMITS.max_transfers:
+            await asyncio.sleep(0.01)
+    upload_id = await create(service, digest_of(data))
+    refusal = await refused(service.stub.WriteBlob(pieces(upload_id, data)))
+    assert (refusal.status, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    for call in calls:
+        call.cancel()
+    async with asyncio.timeout(5):  # the places are given back, which takes a moment to be seen
+        while (response := await admitted(service, upload_id, data)) is None:
+            pass
+    assert response.verified == digest_of(data)
+
+
+async def admitted(service: Service, upload_id: str, data: bytes) -> pb.WriteBlobResponse | None:
+    """None: told to wait."""
+    try:
+        return await service.stub.WriteBlob(pieces(upload_id, data))
+    except grpc.aio.AioRpcError as error:
+        if Refusal(error).reason != "QUEUE_FULL":
+            raise
+        return None
+
+
+async def test_concurrent_uploads_of_one_digest_all_succeed(service: Service) -> None:
+    data = data_of(500_000)
+    ids = [await create(service, digest_of(data)) for _ in range(4)]
+    answers = await asyncio.gather(*(service.stub.WriteBlob(pieces(one, data)) for one in ids))
+    assert [answer.verified for answer in answers] == [digest_of(data)] * 4
+    assert await get(service, digest_of(data)) == data
