@@ -15,7 +15,7 @@ from rara_scheduler.store.migrate import MigrationError
 def main() -> None:
     """Exit 0 after a graceful stop, 2 on settings that cannot be, 1 on anything else."""
     try:
-        settings = Settings()
+        settings = Settings()  # type: ignore[call-arg] # from the environment
     except ValidationError as error:
         for problem in error.errors():
             where = "_".join(str(part) for part in problem["loc"])

@@ -54,7 +54,7 @@ from rara_scheduler.transport.artifacts import ArtifactServicer
 from rara_scheduler.transport.dispatch import DispatchServicer, Terms
 from rara_scheduler.transport.workflow import WorkflowServicer
 from rara_scheduler.watch_hub import ChangeHub
-from rara_scheduler.watching import Watcher
+from rara_scheduler.watching import Watching
 
 log = structlog.get_logger(__name__)
 
@@ -196,8 +196,9 @@ class Scheduler:
             ),
             retrier=RunRetrier(self._database, definitions, on_ready=self._dispatch.work_submitted),
             reads=reads,
-            watcher=Watcher(WatchReads(self._database, reads), reads, self._hub),
-            explainer=Explainer(self._database, definitions, reads),
+            watching=Watching(WatchReads(self._database, reads), reads, self._hub),
+            explainer=Explainer(reads, accept_timeout_s=s.accept_timeout_s, silent_after_s=2 * s.heartbeat_s),
+            max_payload_bytes=s.max_payload_bytes,
             canceller=Cancelling(cancels, session_store, self._sessions, aftermath),
         )
         self._artifact_servicer = ArtifactServicer(BlobTransfers(self._blobs, BlobRows(self._database)))

@@ -1,0 +1,66 @@
+-- What changed, for those who watch.
+
+-- name: watch_run_state
+select state, revision
+  from rara.workflow_run
+ where workflow_run_id = $1::uuid;
+
+-- name: watch_run_changes
+-- Steps of the run $1 that changed after revision $2, or are leased: a grant touches no run row, so it raises no
+-- revision. $3: steps that were open when last seen. In the order of what happened.
+select c.step_run_id::text
+  from (select x.step_run_id, x.revision
+          from rara.result x
+         where x.workflow_run_id = $1::uuid and x.revision > $2
+        union all
+        select l.step_run_id, l.revision
+          from rara.lease l
+         where l.workflow_run_id = $1::uuid
+        union all
+        select w.step_run_id, w.revision
+          from rara.waiting w
+         where w.workflow_run_id = $1::uuid and w.revision > $2
+        union all
+        select r.step_run_id, r.revision
+          from rara.ready r
+         where r.step_run_id = any($3::uuid[]) and r.workflow_run_id = $1::uuid and r.revision > $2) as c
+ order by c.revision, c.step_run_id;
+
+-- name: watch_run_leases
+-- Steps of the run $1 that are leased now: all that can change while its revision stands still.
+select step_run_id::text
+  from rara.lease
+ where workflow_run_id = $1::uuid
+ order by step_run_id;
+
+-- name: watch_open_steps
+-- Steps of the run $1 that have not ended.
+select s.step_run_id::text
+  from rara.step_run s
+ where s.workflow_run_id = $1::uuid
+   and not exists (select from rara.result x where x.step_run_id = s.step_run_id);
+
+-- name: watch_attempt
+-- Attempt $2 of the step $1: where its events are, its token, and whether it is over. No row: it never was, or is yet
+-- to come.
+select a.granted_on, a.lease_token, a.is_over
+  from (select attempt, granted_on, lease_token, true as is_over
+          from rara.step_attempt
+         where step_run_id = $1::uuid and attempt = $2
+        union all
+        select attempt, granted_on, lease_token, true
+          from rara.result
+         where step_run_id = $1::uuid and attempt = $2 and lease_token is not null
+        union all
+        select attempt, granted_on, lease_token, false
+          from rara.lease
+         where step_run_id = $1::uuid and attempt = $2) as a
+ limit 1;
+
+-- name: watch_events
+-- Up to $5 events of attempt $3 behind the sequence number $4, in order.
+select sequence, body
+  from rara.step_event
+ where granted_on = $1::date and step_run_id = $2::uuid and attempt = $3 and sequence > $4
+ order by sequence
+ limit $5;

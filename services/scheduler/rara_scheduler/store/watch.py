@@ -1,0 +1,108 @@
+"""What changed since it was last looked at: of a run and its steps, or of one attempt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+from rara_scheduler.domain.ids import run_not_found
+from rara_scheduler.domain.run import RunState
+from rara_scheduler.domain.views import RunView, StepView
+from rara_scheduler.store.database import Database
+from rara_scheduler.store.queries import query
+from rara_scheduler.store.reads import LEAN_BYTES, Reads
+
+EVENT_PAGE: Final = 200
+STEP_PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class RunMark:
+    """Where a run stands."""
+
+    state: RunState
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptMark:
+    granted_on: date
+    lease_token: int
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """body: a serialised rara.v1.ProgressEvent without its lease."""
+
+    sequence: int
+    body: bytes
+
+
+class WatchReads:
+    """The statements behind WatchRun and WatchStepRun; each sees one moment, none holds a transaction between."""
+
+    def __init__(self, database: Database, reads: Reads) -> None:
+        self._database = database
+        self._reads = reads
+
+    async def run_mark(self, workflow_run_id: str) -> RunMark:
+        """Raises RUN_NOT_FOUND."""
+        async with self._database.connection() as connection:
+            row = await connection.fetchrow(query("watch_run_state"), workflow_run_id)
+        if row is None:
+            raise run_not_found(workflow_run_id)
+        return RunMark(RunState(row["state"]), row["revision"])
+
+    async def run(self, workflow_run_id: str) -> RunView:
+        """The run without large payloads. Raises RUN_NOT_FOUND."""
+        async with self._reads.snapshot() as connection:
+            found = await self._reads.runs(connection, [workflow_run_id], LEAN_BYTES)
+        if not found:
+            raise run_not_found(workflow_run_id)
+        return found[0]
+
+    async def all_step_ids(self, workflow_run_id: str) -> list[str]:
+        """Every step that the run shows, reused ones too, by id."""
+        async with self._reads.snapshot() as connection:
+            return await self._reads.step_ids_of_run(connection, workflow_run_id)
+
+    async def open_step_ids(self, workflow_run_id: str) -> list[str]:
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(query("watch_open_steps"), workflow_run_id)
+        return [row["step_run_id"] for row in rows]
+
+    async def changed_step_ids(
+        self, workflow_run_id: str, after_revision: int, open_step_ids: Sequence[str]
+    ) -> list[str]:
+        """Steps that changed after a revision, and all that are leased, in the order of their changes."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                query("watch_run_changes"), workflow_run_id, after_revision, open_step_ids
+            )
+        return [row["step_run_id"] for row in rows]
+
+    async def leased_step_ids(self, workflow_run_id: str) -> list[str]:
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(query("watch_run_leases"), workflow_run_id)
+        return [row["step_run_id"] for row in rows]
+
+    async def steps(self, ids: Sequence[str]) -> list[StepView]:
+        """The steps without large payloads; at most STEP_PAGE are asked for at once."""
+        return await self._reads.steps(ids, LEAN_BYTES)
+
+    async def attempt_mark(self, step_run_id: str, attempt: int) -> AttemptMark | None:
+        """None: there is no such attempt, yet."""
+        async with self._database.connection() as connection:
+            row = await connection.fetchrow(query("watch_attempt"), step_run_id, attempt)
+        return None if row is None else AttemptMark(row["granted_on"], row["lease_token"], row["is_over"])
+
+    async def events(
+        self, step_run_id: str, attempt: int, granted_on: date, after_sequence: int
+    ) -> list[StoredEvent]:
+        """Up to EVENT_PAGE stored events of an attempt, in order."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                query("watch_events"), granted_on, step_run_id, attempt, after_sequence, EVENT_PAGE
+            )
+        return [StoredEvent(row["sequence"], row["body"]) for row in rows]

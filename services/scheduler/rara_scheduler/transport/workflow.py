@@ -1,0 +1,350 @@
+"""WorkflowService, thin: convert, call, convert back."""
+
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from google.protobuf.message import Message
+from rara.v1 import job_pb2, workflow_pb2, workflow_pb2_grpc
+
+from rara_scheduler.domain import ids
+from rara_scheduler.domain.errors import Code, Fault, field_invalid
+from rara_scheduler.domain.run import TERMINAL
+from rara_scheduler.domain.views import LineageEdge, RunView, StepView
+from rara_scheduler.store.definitions import DefinitionStore
+from rara_scheduler.store.explain import Explainer
+from rara_scheduler.store.reads import LEAN_BYTES, Reads
+from rara_scheduler.store.retry_run import RunRetrier
+from rara_scheduler.store.start import RunStarter
+from rara_scheduler.transport import convert, convert_requests
+from rara_scheduler.transport.page_token import decode_token, encode_token, invalid_token, page_size
+from rara_scheduler.transport.status import answers, streams
+from rara_scheduler.watching import Alive, RunUpdate, SnapshotEnd, StoredStepEvent, Watching
+
+Context = Any  # grpc.aio's generic context differs between its stubs and its run-time class
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_View = TypeVar("_View")
+
+
+class Canceller(Protocol):
+    """What acts on executors and runs beyond reading: implemented by the engine."""
+
+    async def cancel_run(self, workflow_run_id: str, *, message: str, grace_s: float | None) -> None: ...
+
+    async def drain_executor(self, executor_id: str, *, finish_within_s: float | None) -> bool: ...
+
+
+def _page(
+    request: Message, found: Sequence[_View], size: int, position: Callable[[_View], Sequence[str]]
+) -> tuple[Sequence[_View], str]:
+    """The rows of a page, of size + 1 that were asked for, and the token of the next one."""
+    if len(found) <= size:
+        return found, ""
+    return found[:size], encode_token(request, position(found[size - 1]))
+
+
+def _edge_position(edge: LineageEdge) -> Sequence[str]:
+    return edge.sha256, edge.step_run_id, edge.name
+
+
+class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
+    def __init__(
+        self,
+        *,
+        definitions: DefinitionStore,
+        starter: RunStarter,
+        retrier: RunRetrier,
+        reads: Reads,
+        watching: Watching,
+        explainer: Explainer,
+        canceller: Canceller,
+        max_payload_bytes: int,
+    ) -> None:
+        self._definitions = definitions
+        self._starter = starter
+        self._retrier = retrier
+        self._reads = reads
+        self._watching = watching
+        self._explainer = explainer
+        self._canceller = canceller
+        self._max_payload_bytes = max_payload_bytes
+
+    # ------------------------------------------------------------ definitions
+
+    @answers
+    async def RegisterDefinition(
+        self, request: workflow_pb2.RegisterDefinitionRequest, context: Context
+    ) -> workflow_pb2.RegisterDefinitionResponse:
+        message, existed = await self._definitions.register(
+            request.definition, validate_only=request.validate_only
+        )
+        return workflow_pb2.RegisterDefinitionResponse(definition=message, already_existed=existed)
+
+    @answers
+    async def GetDefinition(
+        self, request: workflow_pb2.GetDefinitionRequest, context: Context
+    ) -> workflow_pb2.GetDefinitionResponse:
+        name = convert_requests.definition_name(request.definition)
+        if request.version < 0:
+            raise field_invalid("version", "must not be negative; 0 is the newest")
+        message, _ = await self._definitions.get(name, request.version)
+        return workflow_pb2.GetDefinitionResponse(definition=message)
+
+    @answers
+    async def ListDefinitions(
+        self, request: workflow_pb2.ListDefinitionsRequest, context: Context
+    ) -> workflow_pb2.ListDefinitionsResponse:
+        size = page_size(request.page_size)
+        name = convert_requests.definition_name(request.definition, optional=True)
+        position = decode_token(request, request.page_token, 1)
+        if name:
+            below = None
+            if position is not None:
+                if not position[0].isdecimal():
+                    raise invalid_token()
+                below = int(position[0])
+            found = await self._definitions.versions(name, below=below, limit=size + 1)
+            rows, token = _page(request, found, size, lambda each: (str(each.version),))
+        else:
+            found = await self._definitions.newest(after=position[0] if position else "", limit=size + 1)
+            rows, token = _page(request, found, size, lambda each: (each.definition,))
+        return workflow_pb2.ListDefinitionsResponse(
+            definitions=[convert.lean_definition(each, LEAN_BYTES) for each in rows], next_page_token=token
+        )
+
+    # ------------------------------------------------------------ runs
+
+    @answers
+    async def StartRun(
+        self, request: workflow_pb2.StartRunRequest, context: Context
+    ) -> workflow_pb2.StartRunResponse:
+        command = convert_requests.start_command(request, self._max_payload_bytes)
+        run_id, already_started = await self._starter.start(command)
+        return workflow_pb2.StartRunResponse(run=await self._run(run_id), already_started=already_started)
+
+    @answers
+    async def GetRun(
+        self, request: workflow_pb2.GetRunRequest, context: Context
+    ) -> workflow_pb2.GetRunResponse:
+        run_id = ids.run_id(request.workflow_run_id)
+        if not request.include_steps:
+            return workflow_pb2.GetRunResponse(run=await self._run(run_id))
+        run, steps = await self._reads.get_run_with_steps(run_id)
+        return workflow_pb2.GetRunResponse(
+            run=convert.workflow_run(run, lean=True),
+            steps=[convert.step_run(each, lean=True) for each in steps],
+        )
+
+    @answers
+    async def ListRuns(
+        self, request: workflow_pb2.ListRunsRequest, context: Context
+    ) -> workflow_pb2.ListRunsResponse:
+        size = page_size(request.page_size)
+        wanted = convert_requests.run_filter(request)
+        position = decode_token(request, request.page_token, 2)
+        after = None
+        if position is not None:
+            try:
+                after = datetime.fromisoformat(position[0]), ids.run_id(position[1])
+            except (ValueError, Fault):
+                raise invalid_token() from None
+        found = await self._reads.list_runs(wanted, after=after, limit=size + 1)
+        rows, token = _page(
+            request, found, size, lambda each: (each.created_at.isoformat(), each.workflow_run_id)
+        )
+        return workflow_pb2.ListRunsResponse(
+            runs=[convert.workflow_run(each, lean=True) for each in rows], next_page_token=token
+        )
+
+    @answers
+    async def CancelRun(
+        self, request: workflow_pb2.CancelRunRequest, context: Context
+    ) -> workflow_pb2.CancelRunResponse:
+        run_id = ids.run_id(request.workflow_run_id)
+        message, grace_s = convert_requests.cancel_terms(request)
+        run = await self._reads.get_run(run_id)
+        if run.state not in TERMINAL:
+            await self._canceller.cancel_run(run_id, message=message, grace_s=grace_s)
+            run = await self._reads.get_run(run_id)
+        return workflow_pb2.CancelRunResponse(run=convert.workflow_run(run))
+
+    @answers
+    async def RetryRun(
+        self, request: workflow_pb2.RetryRunRequest, context: Context
+    ) -> workflow_pb2.RetryRunResponse:
+        run_id = ids.run_id(request.workflow_run_id)
+        key = convert_requests.retry_key(request)
+        new_id, already_started = await self._retrier.retry(
+            run_id, tuple(request.step_names), idempotency_key=key
+        )
+        return workflow_pb2.RetryRunResponse(run=await self._run(new_id), already_started=already_started)
+
+    @streams
+    async def WatchRun(
+        self, request: workflow_pb2.WatchRunRequest, context: Context
+    ) -> AsyncIterator[workflow_pb2.WatchRunResponse]:
+        run_id = ids.run_id(request.workflow_run_id)
+        async for update in self._watching.run(run_id, request.after_revision):
+            yield _run_update(update)
+
+    # ------------------------------------------------------------ steps
+
+    @answers
+    async def GetStepRun(
+        self, request: workflow_pb2.GetStepRunRequest, context: Context
+    ) -> workflow_pb2.GetStepRunResponse:
+        step, attempts = await self._reads.get_step_with_attempts(ids.step_id(request.step_run_id))
+        return workflow_pb2.GetStepRunResponse(
+            step_run=convert.step_run(step), attempts=[convert.step_attempt(each) for each in attempts]
+        )
+
+    @answers
+    async def ListStepRuns(
+        self, request: workflow_pb2.ListStepRunsRequest, context: Context
+    ) -> workflow_pb2.ListStepRunsResponse:
+        size = page_size(request.page_size)
+        run_id = ids.run_id(request.workflow_run_id) if request.workflow_run_id else None
+        wanted = convert_requests.step_filter(request, run_id)
+        below = _id_position(request, request.page_token)
+        found = await self._reads.list_steps(wanted, below=below, limit=size + 1)
+        rows, token = _page(request, found, size, lambda each: (each.step_run_id,))
+        return workflow_pb2.ListStepRunsResponse(
+            step_runs=[convert.step_run(each, lean=True) for each in rows], next_page_token=token
+        )
+
+    @streams
+    async def WatchStepRun(
+        self, request: workflow_pb2.WatchStepRunRequest, context: Context
+    ) -> AsyncIterator[workflow_pb2.WatchStepRunResponse]:
+        step_id = ids.step_id(request.step_run_id)
+        async for update in self._watching.step(step_id, request.attempt, request.after_sequence):
+            match update:
+                case Alive():
+                    yield workflow_pb2.WatchStepRunResponse(alive=workflow_pb2.Alive())
+                case StepView():
+                    yield workflow_pb2.WatchStepRunResponse(step_run=convert.step_run(update, lean=True))
+                case StoredStepEvent():
+                    yield workflow_pb2.WatchStepRunResponse(event=_event(update))
+
+    @answers
+    async def ExplainStep(
+        self, request: workflow_pb2.ExplainStepRequest, context: Context
+    ) -> workflow_pb2.ExplainStepResponse:
+        step_id = ids.step_id(request.step_run_id)
+        obstacles = await self._explainer.obstacles(step_id)
+        step = await self._reads.get_step(step_id)
+        return workflow_pb2.ExplainStepResponse(
+            step_run=convert.step_run(step, lean=True),
+            obstacles=[convert.obstacle(each) for each in obstacles],
+        )
+
+    # ------------------------------------------------------------ lineage and executors
+
+    @answers
+    async def QueryLineage(
+        self, request: workflow_pb2.QueryLineageRequest, context: Context
+    ) -> workflow_pb2.QueryLineageResponse:
+        size = page_size(request.page_size)
+        if request.depth not in (0, 1):
+            raise Fault(
+                Code.FEATURE_DISABLED, f"depth: {request.depth} is not served yet, only one hop (0 or 1)"
+            )
+        upstream = request.direction == workflow_pb2.LINEAGE_DIRECTION_UPSTREAM
+        if not upstream and request.direction != workflow_pb2.LINEAGE_DIRECTION_DOWNSTREAM:
+            raise field_invalid("direction", "must be upstream or downstream")
+        after = decode_token(request, request.page_token, 3)
+        position = None if after is None else (after[0], after[1], after[2])
+        # Upstream of an artifact stand the steps that made it; upstream of a step, the artifacts that it used.
+        match request.WhichOneof("start"):
+            case "artifact":
+                digest = request.artifact.sha256
+                if not _SHA256.fullmatch(digest):
+                    raise field_invalid("artifact.sha256", "must be 64 lower-case hex digits")
+                found = await self._reads.lineage(
+                    "artifact", digest, produced=upstream, after=position, limit=size + 1
+                )
+            case "step_run_id":
+                found = await self._reads.lineage(
+                    "step",
+                    ids.step_id(request.step_run_id),
+                    produced=not upstream,
+                    after=position,
+                    limit=size + 1,
+                )
+            case "workflow_run_id":
+                found = await self._reads.lineage(
+                    "run",
+                    ids.run_id(request.workflow_run_id),
+                    produced=not upstream,
+                    after=position,
+                    limit=size + 1,
+                )
+            case _:
+                raise field_invalid("start", "must name an artifact, a run or a step")
+        rows, token = _page(request, found, size, _edge_position)
+        return workflow_pb2.QueryLineageResponse(
+            edges=[convert.lineage_edge(each) for each in rows], next_page_token=token
+        )
+
+    @answers
+    async def ListExecutors(
+        self, request: workflow_pb2.ListExecutorsRequest, context: Context
+    ) -> workflow_pb2.ListExecutorsResponse:
+        size = page_size(request.page_size)
+        wanted = convert_requests.executor_filter(request)
+        below = _id_position(request, request.page_token)
+        found = await self._reads.list_executors(wanted, below=below, limit=size + 1)
+        rows, token = _page(request, found, size, lambda each: (each.executor_id,))
+        return workflow_pb2.ListExecutorsResponse(
+            executors=[convert.executor(each) for each in rows], next_page_token=token
+        )
+
+    @answers
+    async def DrainExecutor(
+        self, request: workflow_pb2.DrainExecutorRequest, context: Context
+    ) -> workflow_pb2.DrainExecutorResponse:
+        executor_id = ids.executor_id(request.executor_id)
+        within_s = convert_requests.drain_bound(request)
+        if not await self._canceller.drain_executor(executor_id, finish_within_s=within_s):
+            raise ids.executor_not_found(executor_id)
+        return workflow_pb2.DrainExecutorResponse(
+            executor=convert.executor(await self._reads.get_executor(executor_id))
+        )
+
+    async def _run(self, workflow_run_id: str) -> workflow_pb2.WorkflowRun:
+        return convert.workflow_run(await self._reads.get_run(workflow_run_id))
+
+
+def _id_position(request: Message, token: str) -> str | None:
+    """The id that a page begins below; None: the first page."""
+    position = decode_token(request, token, 1)
+    if position is None:
+        return None
+    try:
+        return ids.step_id(position[0])
+    except Fault:
+        raise invalid_token() from None
+
+
+def _run_update(update: RunUpdate) -> workflow_pb2.WatchRunResponse:
+    response = workflow_pb2.WatchRunResponse(revision=update.revision)
+    match update.update:
+        case SnapshotEnd():
+            response.snapshot_end.SetInParent()
+        case Alive():
+            response.alive.SetInParent()
+        case RunView() as run:
+            response.run.CopyFrom(convert.workflow_run(run, lean=True))
+        case StepView() as step:
+            response.step_run.CopyFrom(convert.step_run(step, lean=True))
+    return response
+
+
+def _event(stored: StoredStepEvent) -> job_pb2.ProgressEvent:
+    event = job_pb2.ProgressEvent.FromString(stored.event.body)
+    event.sequence = stored.event.sequence
+    event.lease.step_run_id = stored.step_run_id
+    event.lease.attempt = stored.attempt
+    event.lease.lease_token = stored.lease_token
+    return event

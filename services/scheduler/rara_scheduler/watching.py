@@ -1,0 +1,236 @@
+"""Following a run or an attempt: what is sent, in which order, and when it ends."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from rara_scheduler.domain.errors import Code, Fault, field_invalid
+from rara_scheduler.domain.run import TERMINAL as RUN_TERMINAL
+from rara_scheduler.domain.step import TERMINAL as STEP_TERMINAL
+from rara_scheduler.domain.views import RunView, StepView
+from rara_scheduler.store.reads import Reads
+from rara_scheduler.store.watch import STEP_PAGE, RunMark, StoredEvent, WatchReads
+from rara_scheduler.watch_hub import ChangeHub, Subscription
+
+POLL_S: Final = 1.0  # for changes that other schedulers commit
+ALIVE_S: Final = 15.0
+# Between two looks at a busy run: what changes in between is sent as one.
+PACE_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEnd:
+    """All that was there when the watch began has been sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Nothing has changed for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunUpdate:
+    """revision: who resumes after it misses nothing, and may see again what came since."""
+
+    revision: int
+    update: RunView | StepView | SnapshotEnd | Alive
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStepEvent:
+    step_run_id: str
+    attempt: int
+    lease_token: int
+    event: StoredEvent
+
+
+StepUpdate: TypeAlias = StoredStepEvent | StepView | Alive
+
+
+def _pages(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), STEP_PAGE):
+        yield ids[start : start + STEP_PAGE]
+
+
+def _looks(step: StepView) -> tuple[object, ...]:
+    """What a watcher sees of a step: two equal looks are one."""
+    cancel = step.cancel
+    return (
+        step.state,
+        step.reason,
+        step.attempt,
+        step.failures,
+        step.last_sequence,
+        step.executor_id,
+        step.started_at,
+        step.available_at,
+        cancel and (cancel.requested_at, cancel.delivered_at, cancel.confirmed_at),
+    )
+
+
+class Watching:
+    """now_s: a monotonic clock, for `Alive` alone."""
+
+    def __init__(
+        self,
+        watch: WatchReads,
+        reads: Reads,
+        hub: ChangeHub,
+        *,
+        poll_s: float = POLL_S,
+        alive_s: float = ALIVE_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watch = watch
+        self._reads = reads
+        self._hub = hub
+        self._poll_s = poll_s
+        self._alive_s = alive_s
+        self._now_s = now_s
+
+    async def run(self, workflow_run_id: str, after_revision: int) -> AsyncIterator[RunUpdate]:
+        """Every change of a run after a revision; from 0 first all that is there, then SnapshotEnd.
+
+        Ends after the terminal state was sent. Steps come before the run whose revision tells of them. Raises Fault:
+        RUN_NOT_FOUND, FIELD_INVALID, REVISION_COMPACTED for a revision that the run has not reached, QUEUE_FULL,
+        SHUTTING_DOWN.
+        """
+        if after_revision < 0:
+            raise field_invalid("after_revision", "must not be negative")
+        with self._hub.subscribe(workflow_run_id) as bell:
+            mark = await self._watch.run_mark(workflow_run_id)
+            if after_revision > mark.revision:
+                raise Fault(
+                    Code.REVISION_COMPACTED,
+                    f"run {workflow_run_id} is at revision {mark.revision}: watch from 0",
+                    metadata={"workflow_run_id": workflow_run_id, "revision": str(mark.revision)},
+                )
+            follower = _RunFollower(self._watch, workflow_run_id, after_revision)
+            if after_revision == 0:
+                async for update in follower.snapshot():
+                    yield update
+                if follower.has_ended:
+                    return
+            else:
+                await follower.take_up()
+            last_sent_s = self._now_s()
+            while True:
+                looked_s = self._now_s()
+                mark = await self._watch.run_mark(workflow_run_id)
+                async for update in follower.changes(mark):
+                    last_sent_s = self._now_s()
+                    yield update
+                if follower.has_ended:
+                    return
+                if self._now_s() - last_sent_s >= self._alive_s:
+                    last_sent_s = self._now_s()
+                    yield RunUpdate(follower.revision, Alive())
+                await self._next_look(bell, looked_s)
+
+    async def step(self, step_run_id: str, attempt: int, after_sequence: int) -> AsyncIterator[StepUpdate]:
+        """The stored events of one attempt (0: the newest) behind a sequence number, in order, then live ones.
+
+        The step itself comes first, and again whenever its state has changed. Ends when the attempt is over and all
+        its events have been sent. A number that arrives late, below one that was sent, is stored and not sent. Raises
+        Fault: STEP_NOT_FOUND, FIELD_INVALID, QUEUE_FULL, SHUTTING_DOWN.
+        """
+        if attempt < 0:
+            raise field_invalid("attempt", "must not be negative; 0 is the newest")
+        if after_sequence < 0:
+            raise field_invalid("after_sequence", "must not be negative")
+        step = await self._reads.get_step(step_run_id)
+        if attempt > max(step.attempt, 1):
+            raise field_invalid("attempt", f"must be at most {step.attempt}, the newest")
+        with self._hub.subscribe(step.workflow_run_id) as bell:
+            watched = attempt or max(step.attempt, 1)  # before the first lease: the first attempt to come
+            seen: tuple[object, ...] | None = None
+            last_sent_s = self._now_s()
+            while True:
+                looked_s = self._now_s()
+                # First the standing, then the events: what ended the attempt was stored with its standing.
+                mark = await self._watch.attempt_mark(step_run_id, watched)
+                step = (await self._watch.steps([step_run_id]))[0]
+                looks = (step.state, step.reason, step.attempt)
+                is_over = mark.is_over if mark is not None else step.state in STEP_TERMINAL
+                if looks != seen and not (is_over and seen is not None):
+                    seen, last_sent_s = looks, self._now_s()
+                    yield step
+                while mark is not None:
+                    page = await self._watch.events(step_run_id, watched, mark.granted_on, after_sequence)
+                    for event in page:
+                        last_sent_s = self._now_s()
+                        yield StoredStepEvent(step_run_id, watched, mark.lease_token, event)
+                        after_sequence = event.sequence
+                    if not page:
+                        break
+                if is_over:
+                    if looks != seen:
+                        yield step
+                    return
+                if self._now_s() - last_sent_s >= self._alive_s:
+                    last_sent_s = self._now_s()
+                    yield Alive()
+                await self._next_look(bell, looked_s)
+
+    async def _next_look(self, bell: Subscription, looked_s: float) -> None:
+        """Wait for a change or the poll; a burst of changes becomes one look."""
+        await bell.wait(self._poll_s)
+        early_s = looked_s + PACE_S - self._now_s()
+        if early_s > 0:
+            await bell.pause(early_s)
+
+
+class _RunFollower:
+    """What one watcher was sent of a run, and what it lacks."""
+
+    def __init__(self, watch: WatchReads, workflow_run_id: str, after_revision: int) -> None:
+        self._watch = watch
+        self._run_id = workflow_run_id
+        self._sent: dict[str, tuple[object, ...]] = {}
+        self._open: set[str] = set()
+        self.revision = after_revision
+        self.has_ended = False
+
+    async def snapshot(self) -> AsyncIterator[RunUpdate]:
+        """The run and its steps. What changes while they are sent comes again afterwards."""
+        run = await self._watch.run(self._run_id)
+        yield RunUpdate(0, run)
+        for page in _pages(await self._watch.all_step_ids(self._run_id)):
+            for step in await self._watch.steps(page):
+                self._note(step)
+                yield RunUpdate(0, step)
+        self.revision = run.revision
+        self.has_ended = run.state in RUN_TERMINAL  # and then so were all its steps
+        yield RunUpdate(self.revision, SnapshotEnd())
+
+    async def take_up(self) -> None:
+        """Go on from a revision: nothing was sent by us yet."""
+        self._open = set(await self._watch.open_step_ids(self._run_id))
+
+    async def changes(self, mark: RunMark) -> AsyncIterator[RunUpdate]:
+        """What changed up to `mark`, and leases granted since; steps first, then the run."""
+        moved = mark.revision > self.revision
+        if moved:
+            ids = await self._watch.changed_step_ids(self._run_id, self.revision, sorted(self._open))
+        else:
+            ids = await self._watch.leased_step_ids(self._run_id)
+        for page in _pages(ids):
+            for step in await self._watch.steps(page):
+                if self._sent.get(step.step_run_id) != _looks(step):
+                    self._note(step)
+                    yield RunUpdate(self.revision, step)
+        ended = mark.state in RUN_TERMINAL
+        if moved or ended:
+            # Read now, it may be newer than the mark; the mark's revision is up to where the steps are complete.
+            run = await self._watch.run(self._run_id)
+            self.revision = mark.revision
+            self.has_ended = ended
+            yield RunUpdate(self.revision, run)
+
+    def _note(self, step: StepView) -> None:
+        self._sent[step.step_run_id] = _looks(step)
+        if step.state in STEP_TERMINAL:
+            self._open.discard(step.step_run_id)
+        else:
+            self._open.add(step.step_run_id)
