@@ -7,10 +7,10 @@ from typing import Final
 from knowledge_pipeline.fulltext import TOKENIZERS, Index, Settings
 from knowledge_pipeline.retrieval import MISSED, Scores, rank_of
 
-HEADING_WEIGHTS: Final = (1.0, 3.0, 10.0, 30.0)
+HEADING_WEIGHTS: Final = (1.0, 3.0, 10.0)
 DEPTHS: Final = (1, 2)
-# Settings differ by more than what the thousandth query would tell: the rest of a large corpus is not asked.
-MAX_QUERIES: Final = 400
+# Settings differ by more than what the next hundred queries would tell: the rest of a large corpus is not asked.
+MAX_QUERIES: Final = 250
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def test_the_whole_chain_measures_what_an_index_of_the_language_reference_finds(
     assert 0.3 < figures["recall_at_1"] < figures["recall_at_10"] < 0.99  # neither broken nor given away
     assert figures["recall_at_1"] < figures["mrr"] < figures["recall_at_10"]
     adapted = done["adapt"][0]
-    assert adapted["tried"] == 16
+    assert adapted["tried"] == 12
     assert adapted["choosing_queries"] + adapted["held_out_queries"] == figures["queries"]
     assert adapted["choosing_mrr"] >= adapted["held_out_mrr_of_defaults"] * 0.5
     types = {
@@ -99,7 +99,7 @@ def test_each_step_reports_its_last_count_and_gives_its_artifact_metadata(
     assert {name: progress.fraction for name, progress in last.items()} == dict.fromkeys(done, 1.0)
     assert last["collect"].message == "40 of 40 documents read"
     assert last["evaluate"].message == "40 of 40 titles asked for"
-    assert last["adapt"].metrics["tried"] == 16
+    assert last["adapt"].metrics["tried"] == 12
     assert done["collect"][1].outputs["corpus"].metadata == {
         "documents": 40,
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),
@@ -195,7 +195,7 @@ def test_a_killed_adaptation_repeats_no_effect_and_no_setting(
         ("publish-settings", 102),
     ]
     tried = [progress for progress in again.progress[before:] if progress.message.endswith("settings tried")]
-    assert len(tried) == 16 - 6  # one of the seven reports was about the index
+    assert len(tried) == 12 - 6  # one of the seven reports was about the index
 
 
 def test_without_a_ledger_there_are_no_effects(tmp_path: Path, folder: Path) -> None:

@@ -53,7 +53,7 @@ def test_halves_share_nothing_and_leave_nothing_out(names: set[str]) -> None:
 
 def test_the_grid_keeps_what_shares_an_index_together() -> None:
     grid = adaptation.grid()
-    assert len(set(grid)) == len(grid) == 16
+    assert len(set(grid)) == len(grid) == 12
     tokenizers = [settings.tokenizer for settings in grid]
     assert tokenizers == sorted(tokenizers, key=tokenizers.index)
     assert Settings() in grid

@@ -100,7 +100,7 @@ class _Demo:
             self._corpus = self._home / "corpus"
             count = await asyncio.to_thread(write_corpus, self._corpus)
             self._say.say(
-                f"texts: {count:,} sources of this Python's standard library, enough to take a while"
+                f"texts: {count:,} sources of Python and of installed packages, enough to take a while"
             )
             shown = ", ".join(f"{name}={value}" for name, value in LEASES.items())
             self._say.say(f"leases are short, so that recovery is quick to see: {shown}")
