@@ -53,8 +53,12 @@ WAIT = {
     "definition": "wait",
     "steps": [{"step_name": "wait", "kind": "toy.wait", "input_template": {"$ref": "/run/input"}}],
 }
-# Short enough that a crash is over within seconds, long enough for a busy machine.
-SHORT = {"RARA_LEASE_S": "3", "RARA_HEARTBEAT_S": "1", "RARA_SILENCE_S": "2.5", "RARA_SETTLE_S": "0.5"}
+# A dead executor's lease is over within seconds; the others' absence is shorter than half of theirs.
+LEASES = {
+    "executor": {"RARA_LEASE_S": "4", "RARA_HEARTBEAT_S": "1", "RARA_SILENCE_S": "3"},
+    "scheduler": {"RARA_LEASE_S": "40", "RARA_HEARTBEAT_S": "1", "RARA_SILENCE_S": "5"},
+    "database": {"RARA_LEASE_S": "40", "RARA_HEARTBEAT_S": "1", "RARA_SILENCE_S": "5"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -197,20 +201,19 @@ async def test_a_module_that_cannot_be_imported_ends_everything_with_the_executo
     assert "Traceback" not in result.err.rpartition("PART_FAILED")[0]
 
 
-@pytest.fixture
-async def stack(tmp_path: Path, operations: dict[str, str]) -> AsyncIterator[Stack]:
-    path = os.pathsep.join(filter(None, (operations["PYTHONPATH"], os.environ.get("PYTHONPATH", ""))))
-    settings = StackSettings(
-        directory=tmp_path / "data", modules=("toy_operations",), env={**SHORT, "PYTHONPATH": path}
-    )
-    async with Stack(settings) as running:
-        yield running
-
-
 @pytest.mark.parametrize("victim", ["executor", "scheduler", "database"])
 async def test_a_part_killed_in_the_middle_of_a_step_comes_back_and_the_run_ends_with_one_result(
-    stack: Stack, tmp_path: Path, victim: str
+    tmp_path: Path, operations: dict[str, str], victim: str
 ) -> None:
+    path = os.pathsep.join(filter(None, (operations["PYTHONPATH"], os.environ.get("PYTHONPATH", ""))))
+    env = {**LEASES[victim], "PYTHONPATH": path}
+    settings = StackSettings(directory=tmp_path / "data", modules=("toy_operations",), env=env)
+    async with Stack(settings) as stack:
+        await survive(stack, tmp_path, victim)
+
+
+async def survive(stack: Stack, tmp_path: Path, victim: str) -> None:
+    """Kill a part while a step waits; let the step go on; compare what is kept of it."""
     starts = tmp_path / "starts"
     async with Client.connect(stack.address) as client:
         await client.register_definition(definition_from(WAIT))
