@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from importlib import metadata
 
 import grpc
@@ -14,7 +14,7 @@ from rara_executor import fencing, payload
 from rara_executor.artifacts import ArtifactStore
 from rara_executor.blob_cache import BlobCache
 from rara_executor.blob_client import BlobClient
-from rara_executor.connection import CHANNEL_OPTIONS, Connection, ReplacedError
+from rara_executor.connection import CHANNEL_OPTIONS, Connection
 from rara_executor.drain import Drain
 from rara_executor.lease_clock import lease_now
 from rara_executor.outbox import Outbox
@@ -71,7 +71,8 @@ class Executor:
                     settings.scheduler, options=[*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
                 ) as blob_channel,
             ):
-                await self._run(scratch, warden, session_channel, BlobClient(blob_channel))
+                with _one_error():
+                    await self._run(scratch, warden, session_channel, BlobClient(blob_channel))
 
     async def _run(
         self, scratch: ScratchFolder, warden: Warden, channel: grpc.aio.Channel, blobs: BlobClient
@@ -127,22 +128,19 @@ class Executor:
     ) -> None:
         """Fencing and sweeping outlive the drain, and runners outlive both."""
         drain = Drain(supervisor, stop_s=self._settings.executor_stop_s)
-        try:
-            async with asyncio.TaskGroup() as group:
-                sessions = group.create_task(connection.run(), name="sessions")
-                others = [
-                    group.create_task(fencing.run(supervisor, warden), name="fencing"),
-                    group.create_task(_sweep(pool), name="runner sweep"),
-                    group.create_task(self._report_readiness(supervisor), name="readiness"),
-                    group.create_task(_forward(self._stop.wait(), drain.stop), name="stop"),
-                    group.create_task(_asked(supervisor, drain), name="drain request"),
-                ]
-                await drain.begun.wait()
-                await drain.run(connection, sessions)
-                for task in (*others, sessions):
-                    task.cancel()
-        except* ReplacedError as errors:
-            raise errors.exceptions[0] from None
+        async with asyncio.TaskGroup() as group:
+            sessions = group.create_task(connection.run(), name="sessions")
+            others = [
+                group.create_task(fencing.run(supervisor, warden), name="fencing"),
+                group.create_task(_sweep(pool), name="runner sweep"),
+                group.create_task(self._report_readiness(supervisor), name="readiness"),
+                group.create_task(_forward(self._stop.wait(), drain.stop), name="stop"),
+                group.create_task(_asked(supervisor, drain), name="drain request"),
+            ]
+            await drain.begun.wait()
+            await drain.run(connection, sessions)
+            for task in (*others, sessions):
+                task.cancel()
 
     async def _started(self, pool: RunnerPool) -> list[OperationInfo] | None:
         """What the runners can run; None: we were stopped before they could say."""
@@ -165,6 +163,18 @@ class Executor:
                 ready = self.is_ready
                 log.info("executor.readiness_changed", ready=ready)
             await asyncio.sleep(SWEEP_S)
+
+
+@contextlib.contextmanager
+def _one_error() -> Iterator[None]:
+    """Of a group with a single error, that error says more than the group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        raise error from None
 
 
 async def _forward(cause: Coroutine[None, None, object], effect: Callable[[], None]) -> None:

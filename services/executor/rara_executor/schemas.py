@@ -38,7 +38,6 @@ class _Validator:
                 mask="(value)",  # the message names the rule; the value may be a secret
                 # A pattern that would search for minutes gives up instead: an input comes from anybody.
                 pattern_options=jsonschema_rs.FancyRegexOptions(backtrack_limit=200_000),
-                offline=True,
             )
         except (ValueError, TypeError) as error:
             raise ConfigurationError(f"input_schema of {kind}: {error}") from error
