@@ -142,9 +142,12 @@ class DispatchLoop:
                 continue
             local, self._local_work = self._local_work, False
             try:
-                while await self._dispatch_once():
-                    # Others run between two full turns: acks and heartbeats are due as well.
-                    await asyncio.sleep(0)
+                again = True
+                while again:
+                    again = await self._dispatch_once()
+                    await asyncio.sleep(
+                        0
+                    )  # others run between two full turns: acks and heartbeats are due as well
                 if local and self._cannot_serve_all():
                     self._tell_others()
             except Fault as error:

@@ -77,6 +77,10 @@ async def translated_errors() -> AsyncIterator[None]:
         raise StoreUnavailable(type(error).__name__) from error
 
 
+async def _keep_as_it_is(_: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Nothing of ours leaves session state behind, so the driver's reset would be a round trip for nothing."""
+
+
 class Database:
     """Pools of the scheduler. `open` connects lazily, so that a start does not need PostgreSQL to be up."""
 
@@ -114,6 +118,7 @@ class Database:
                 timeout=self._acquire_timeout_s,
                 server_settings=self._server_settings | {"application_name": f"rara-scheduler {lane}"},
                 max_inactive_connection_lifetime=300.0,
+                reset=_keep_as_it_is,
             )
 
     async def close(self, *, timeout_s: float = 5.0) -> None:

@@ -1,6 +1,6 @@
 """ArtifactService: blobs by digest, streamed in both directions."""
 
-# ruff: noqa: N802, ARG002 - the service gives the names and the arguments
+
 
 import asyncio
 import uuid

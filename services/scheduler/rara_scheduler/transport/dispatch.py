@@ -139,7 +139,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         """Return when no session's handler is left."""
         await self._none_open.wait()
 
-    async def Connect(  # type: ignore[override]  # noqa: N802 - read and write style, which the stubs do not know
+    async def Connect(  # type: ignore[override]
         self, request_iterator: AsyncIterator[dispatch_pb2.ConnectRequest], context: Context
     ) -> None:
         self._open += 1
