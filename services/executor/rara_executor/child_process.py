@@ -55,11 +55,11 @@ class ChildProcess:
         )
         self.pid = self._process.pid
         self.exited: asyncio.Future[ProcessExit] = self._loop.create_future()
-        self._readers = [
-            _LineReader(self._loop, stream.fileno(), name, on_line)
-            for name, stream in (("stdout", self._process.stdout), ("stderr", self._process.stderr))
-            if stream is not None
-        ]
+        self._readers = []
+        for name, stream in (("stdout", self._process.stdout), ("stderr", self._process.stderr)):
+            if stream is not None:
+                with stream:
+                    self._readers.append(_LineReader(self._loop, os.dup(stream.fileno()), name, on_line))
         self._watch()
 
     def kill(self) -> None:
@@ -116,7 +116,7 @@ class _LineReader:
         on_line: Callable[[str, bytes], None],
     ) -> None:
         self._loop = loop
-        self._descriptor = os.dup(descriptor)
+        self._descriptor = descriptor  # ours from now on
         os.set_blocking(self._descriptor, False)
         self._name = name
         self._on_line = on_line
