@@ -1,0 +1,59 @@
+# Every habit has a target. `make` alone lists them.
+
+VENV := .venv
+RUN := $(VENV)/bin
+PACKAGING := pyproject.toml requirements/installer.lock scripts/setup.sh
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo demo-crash up test soak check proto lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.runtime ## make .venv with what running needs, from requirements/runtime.lock
+
+demo: setup ## run the example pipeline on an embedded PostgreSQL, start to finish
+	@$(RUN)/rara dev demo
+
+demo-crash: setup ## the same on more text, while executor and scheduler are killed
+	@$(RUN)/rara dev demo --crash
+
+up: setup ## database, scheduler and executor in this terminal, until Ctrl-C
+	@$(RUN)/rara dev up
+
+test: $(VENV)/.dev ## all tests but the long ones; ARGS="..." goes to pytest
+	@scripts/test.sh -m "not soak" $(ARGS)
+
+soak: $(VENV)/.dev ## the long tests
+	@scripts/test.sh -m soak $(ARGS)
+
+check: $(VENV)/.dev ## style, types, generated code, contract, migrations
+	$(RUN)/ruff check
+	$(RUN)/ruff format --check
+	$(RUN)/mypy
+	scripts/check-proto.sh
+	scripts/check-sql.sh
+	@if command -v go >/dev/null; then set -x; cd gen/go && go vet ./...; \
+	else echo "left out: go vet: there is no \`go\` on the PATH"; fi
+
+proto: $(VENV)/.dev ## generate gen/python and gen/go from api/proto
+	scripts/proto.sh
+
+# Run again when dependencies in pyproject.toml change; versions that still fit stay. UPGRADE=-U renews all.
+LOCK := $(RUN)/uv pip compile -q --universal --generate-hashes --python-version 3.11 \
+	--no-emit-index-url --no-header --no-annotate $(UPGRADE)
+lock: $(VENV)/.dev ## write the lock files in requirements/
+	$(LOCK) requirements/installer.in -o requirements/installer.lock
+	$(LOCK) pyproject.toml requirements/build.in --extra all -o requirements/runtime.lock
+	$(LOCK) pyproject.toml requirements/build.in --extra all --group dev \
+		-c requirements/runtime.lock -o requirements/dev.lock
+
+clean: ## remove what can be made again: environment, caches, the demo's data
+	rm -rf $(VENV) .cache .rara .mypy_cache .ruff_cache .pytest_cache .hypothesis dist demo-result.json
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.runtime: requirements/runtime.lock $(PACKAGING)
+	scripts/setup.sh runtime
+
+$(VENV)/.dev: requirements/dev.lock $(VENV)/.runtime
+	scripts/setup.sh dev
