@@ -74,7 +74,7 @@ class NotifyLoop:
                 idle_s += _CHECK_S
                 if idle_s >= 15 * _CHECK_S:
                     idle_s = 0.0
-                    await connection.execute("")
+                    await connection.execute("select 1")  # asyncpg fails on the answer to an empty query
                 continue
             self._wanted.clear()
             await connection.execute(f"notify {_CHANNEL}")
