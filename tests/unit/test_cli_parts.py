@@ -151,7 +151,7 @@ async def test_stopping_during_the_start_leaves_nothing(parts: Parts) -> None:
     server = parts.make("import time; time.sleep(600)")
     starting = asyncio.create_task(server.start())
     async with asyncio.timeout(10):
-        while server.pid is None:  # noqa: ASYNC110 - nobody tells
+        while server.pid is None:
             await asyncio.sleep(0.01)
     pid = server.pid
     await server.stop()
@@ -188,5 +188,5 @@ async def test_a_part_ends_with_the_process_that_started_it(tmp_path: Path) -> N
 async def gone(pid: int) -> None:
     """Wait until a process has ended; one that nobody reaps counts as ended."""
     async with asyncio.timeout(10):
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             await asyncio.sleep(0.02)

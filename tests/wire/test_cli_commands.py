@@ -395,6 +395,9 @@ async def test_why_says_the_obstacles_in_words(server: ScriptedServer) -> None:
     assert document["obstacles"][1]["near_misses"][0]["lacks"] == "label gpu=a100"
     free = await rara("why", STEP, server=server.address)
     assert free.lines[1] == "Nothing is in its way."
+    server.workflow.steps[STEP].state = workflow_pb2.STEP_RUN_STATE_SUCCEEDED
+    over = await rara("why", STEP, server=server.address)
+    assert over.lines[1] == "It has ended, so nothing can be in its way."
 
 
 async def test_executors_and_what_they_offer(server: ScriptedServer) -> None:

@@ -113,7 +113,7 @@ async def test_ctrl_c_detaches_from_a_watch_says_so_and_leaves_the_run_alone(
 async def test_ctrl_c_ends_other_commands_on_one_line(server: ScriptedServer) -> None:
     process = await rara_process("run", "wait", RUN, "--server", server.address)
     async with asyncio.timeout(30):
-        while not server.script.requests("WatchRun"):  # noqa: ASYNC110 - the server tells nobody
+        while not server.script.requests("WatchRun"):
             await asyncio.sleep(0.02)
     process.send_signal(signal.SIGINT)
     result = await ended(process)

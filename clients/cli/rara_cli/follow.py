@@ -122,7 +122,7 @@ def _last_line(run: workflow_pb2.WorkflowRun) -> str:
     took = ""
     if run.started_at.seconds and run.ended_at.seconds:
         seconds = (words.instant(run.ended_at) - words.instant(run.started_at)).total_seconds()
-        took = f" in {words.duration_text(seconds)}"
+        took = f" in {words.took_text(seconds)}"
     return f"run {run.workflow_run_id} {words.run_state(run.state)}{took}"
 
 

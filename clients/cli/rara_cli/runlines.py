@@ -65,7 +65,7 @@ def step_details(step: workflow_pb2.StepRun) -> list[str]:
             parts.append(words.clean(step.error.message)[:200])
     elif state == "succeeded" and step.started_at.seconds:
         took = words.instant(step.ended_at) - words.instant(step.started_at)
-        parts.append(words.duration_text(took.total_seconds()))
+        parts.append(words.took_text(took.total_seconds()))
         if step.progress.message:
             parts.append(words.clean(step.progress.message))
     return parts

@@ -75,7 +75,7 @@ def span(started_at: Timestamp, ended_at: Timestamp, now: datetime) -> str:
     if not started_at.seconds:
         return ""
     end = words.instant(ended_at) if ended_at.seconds else now
-    return words.duration_text((end - words.instant(started_at)).total_seconds())
+    return words.took_text((end - words.instant(started_at)).total_seconds())
 
 
 def pairs(labels: "object") -> str:

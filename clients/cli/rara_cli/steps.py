@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from rara.v1 import job_pb2, workflow_pb2
+from rara_client.cursors import STEP_ENDED
 
 from rara_cli import words
 from rara_cli.answers import facts, show_list, show_one, width
@@ -73,7 +74,8 @@ def explanation(
     details = "".join(f", {text}" for text in step_details(step))
     lines = [f"step {words.clean(step.step_name)} of run {step.workflow_run_id}: {state}{details}"]
     if not response.obstacles:
-        lines.append("Nothing is in its way.")
+        has_ended = step.state in STEP_ENDED
+        lines.append("It has ended, so nothing can be in its way." if has_ended else "Nothing is in its way.")
     for number, obstacle in enumerate(response.obstacles, 1):
         lines.append(f"{number}. {obstacle.code}: {_obstacle_text(obstacle, names, now)}")
         for miss in obstacle.near_misses:

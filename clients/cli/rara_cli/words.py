@@ -98,6 +98,11 @@ def duration_text(seconds: float) -> str:
     return f"{second}s"
 
 
+def took_text(seconds: float) -> str:
+    """How long something took: as `duration_text`, with tenths below ten seconds."""
+    return f"{max(seconds, 0.0):.1f}s" if seconds < 9.95 else duration_text(seconds)
+
+
 def size_text(size_bytes: int) -> str:
     """`512 B`, `1.4 MiB`."""
     if size_bytes < 1024:

@@ -46,6 +46,8 @@ async def list_steps(
             ),
             limit,
         )
+    if run_id:  # the newest first is for lists of all runs; within one the order of the definition says more
+        steps.sort(key=lambda step: step.step_run_id)
     show_steps(session, steps)
 
 
