@@ -47,6 +47,7 @@ class Connection:
         self._outbox = outbox
         self._events = events
         self._jitter = jitter
+        self._longest_wait_s = MAX_BACKOFF_S
 
     async def run(self) -> None:
         """Until our Goodbye. Raises ReplacedError."""
@@ -58,7 +59,7 @@ class Connection:
             if end.said_goodbye:
                 return
             failures = 0 if end.welcomed else failures + 1
-            wait_s = self._jitter() * min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures, 16))
+            wait_s = pause_s(failures, self._jitter(), self._longest_wait_s)
             if end.went_away is not None:
                 if end.went_away.reason == "REPLACED":
                     raise ReplacedError("another session of this executor_id has replaced ours")
@@ -71,4 +72,12 @@ class Connection:
         try:
             return await session.run()
         finally:
+            if session.heartbeats is not None:
+                # Short heartbeats mean short leases: those held must be renewed before they run out.
+                self._longest_wait_s = min(MAX_BACKOFF_S, session.heartbeats.interval_s)
             self.session = None
+
+
+def pause_s(failures: int, jitter: float, longest_s: float) -> float:
+    """Seconds until the next try after so many failures in a row. jitter: a draw from [0, 1)."""
+    return jitter * min(longest_s, FIRST_BACKOFF_S * 2 ** min(failures, 16))
