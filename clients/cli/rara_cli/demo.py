@@ -21,11 +21,10 @@ from rara_scheduler.embedded import EmbeddedPostgresError
 from rara_cli import words
 from rara_cli.democrash import LEASES, Crashes, write_corpus
 from rara_cli.demoprint import print_outcome
-from rara_cli.demoresult import Outcome, faults, fetch_outcome
+from rara_cli.demoresult import Outcome, faults, fetch_outcome, seconds_between
 from rara_cli.demosay import Narrator
 from rara_cli.exits import CommandError, Exit
 from rara_cli.jsonview import Json
-from rara_cli.runlines import step_details
 from rara_cli.session import Session
 from rara_cli.stack import PartFailed, Stack, StackSettings
 
@@ -76,7 +75,7 @@ class _Demo:
             "a pipeline of five steps, two crashes on the way" if self._crash else "a pipeline of five steps"
         )
         say.plain(f"Rara demo: {what}; PostgreSQL, scheduler and executor are processes of their own.")
-        say.plain(f"Everything is kept in {self._home}.")
+        say.plain(f"All of it lives in {self._home}.")
         say.plain()
         await self._prepare_corpus()
         settings = StackSettings(
@@ -143,7 +142,7 @@ class _Demo:
         state = words.step_state(step.state)
         if state in ("pending", "leased"):
             return
-        line = f"{step.step_name:<9} {state:<10} {'  '.join(step_details(step))}"
+        line = f"{step.step_name:<9} {_news(step, state)}"
         is_news = said.get(step.step_run_id) != (step.state, step.attempt)
         said[step.step_run_id] = step.state, step.attempt
         if is_news and (state != "running" or step.attempt > 1):
@@ -181,6 +180,21 @@ class _Demo:
             return Exit.OK
         has_failed = outcome.run.state == workflow_pb2.WORKFLOW_RUN_STATE_FAILED
         return Exit.RUN_FAILED if has_failed else Exit.UNEXPECTED
+
+
+def _news(step: workflow_pb2.StepRun, state: str) -> str:
+    """What there is to say of a step that is not waiting."""
+    message = step.progress.message
+    match state:
+        case "running":
+            again = f"attempt {step.attempt}, " if step.attempt > 1 else ""
+            return f"{again}{message or 'started'}"
+        case "succeeded":
+            took_s = seconds_between(step.started_at, step.ended_at)
+            return f"succeeded in {took_s:.2f} s: {message}"
+        case _:
+            why = step.error.message if step.error.code == step.reason else step.error.code
+            return f"attempt {step.attempt}: {state}, {step.reason}{': ' if why else ''}{why}"
 
 
 async def _until_ended(work: Awaitable[None], stack: Stack) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from rara.v1 import workflow_pb2
 from rara_client import Client
 
-from rara_cli import words
 from rara_cli.demoresult import Outcome
 from rara_cli.demosay import Narrator
 from rara_cli.jsonview import Json
@@ -74,10 +73,10 @@ class Crash:
             "signal": "SIGKILL",
             "step_name": self.killed.step_name,
             "attempt_at_kill": self.killed.attempt,
-            "fraction_at_kill": self.killed.progress.fraction,
+            "progress_at_kill": self.killed.progress.message,
             "process_back_after_s": _rounded(self.back_after_s),
             "attempt_after": self.then.attempt if self.then is not None else None,
-            "fraction_after": self.then.progress.fraction if self.then is not None else None,
+            "progress_after": self.then.progress.message if self.then is not None else None,
             "step_moving_again_after_s": _rounded(self.recovered_after_s),
         }
 
@@ -103,9 +102,9 @@ class Crashes:
                 self._recovered(crash, step)
 
     async def _kill_executor(self, step: workflow_pb2.StepRun) -> Crash:
+        self._say.say(f"SIGKILL to the executor, process {self._stack.executor.pid}, {_where(step)}")
         crash = Crash("executor", _copy(step), time.monotonic())
-        pid = await self._stack.kill_executor(restart=False)
-        self._say.say(f"SIGKILL to the executor (process {pid}), {_where(step)}")
+        await self._stack.kill_executor(restart=False)
         await self._stack.restart_executor()
         crash.back_after_s = time.monotonic() - crash.killed_at
         self._say.say(
@@ -114,9 +113,9 @@ class Crashes:
         return crash
 
     async def _kill_scheduler(self, step: workflow_pb2.StepRun) -> Crash:
+        self._say.say(f"SIGKILL to the scheduler, process {self._stack.scheduler.pid}, {_where(step)}")
         crash = Crash("scheduler", _copy(step), time.monotonic())
-        pid = await self._stack.kill_scheduler(restart=False)
-        self._say.say(f"SIGKILL to the scheduler (process {pid}), {_where(step)}")
+        await self._stack.kill_scheduler(restart=False)
         await self._stack.restart_scheduler()
         crash.back_after_s = time.monotonic() - crash.killed_at
         # What the dead scheduler had stored is no sign of life of the new one.
@@ -128,8 +127,8 @@ class Crashes:
         crash.then = _copy(step)
         crash.recovered_after_s = time.monotonic() - crash.killed_at
         self._say.say(
-            f"{words.clean(step.step_name)} moves again {crash.recovered_after_s:.1f} s after the kill of the"
-            f" {crash.victim}: attempt {step.attempt}, at {step.progress.fraction:.0%}"
+            f"{step.step_name} moves again {crash.recovered_after_s:.1f} s after the kill of the"
+            f" {crash.victim}: attempt {step.attempt}, {step.progress.message}"
         )
 
     def print(self, outcome: Outcome, ledger: Path) -> None:
@@ -200,7 +199,7 @@ def _is_in_the_middle(step: workflow_pb2.StepRun, name: str) -> bool:
 
 
 def _has_moved_on(step: workflow_pb2.StepRun, crash: Crash) -> bool:
-    if step.step_run_id != crash.killed.step_run_id or not step.progress.HasField("fraction"):
+    if step.step_run_id != crash.killed.step_run_id:
         return False
     if crash.victim == "executor":
         return step.attempt > crash.killed.attempt and step.progress.fraction > crash.killed.progress.fraction
@@ -219,13 +218,13 @@ def _lines(crash: Crash, outcome: Outcome) -> list[str]:
         same = "the same " if after.attempt == before.attempt else ""
         lines.append(
             f"{'':<9}  step moving again after {crash.recovered_after_s:.1f} s: {same}attempt {after.attempt},"
-            f" {same}lease token {tokens.get(after.attempt)}, went on at {after.progress.fraction:.0%}"
+            f" {same}lease token {tokens.get(after.attempt)}, went on at: {after.progress.message}"
         )
     return lines
 
 
 def _where(step: workflow_pb2.StepRun) -> str:
-    return f"in the middle of {step.step_name}: attempt {step.attempt}, {step.progress.fraction:.0%} done"
+    return f"in the middle of {step.step_name}: attempt {step.attempt}, {step.progress.message}"
 
 
 def _results(step: workflow_pb2.GetStepRunResponse) -> int:
