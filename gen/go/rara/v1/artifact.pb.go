@@ -22,9 +22,11 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// From an executor or a client.
 type FindMissingBlobsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digests       []*Digest              `protobuf:"bytes,1,rep,name=digests,proto3" json:"digests,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1000.
+	Digests       []*Digest `protobuf:"bytes,1,rep,name=digests,proto3" json:"digests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -66,10 +68,11 @@ func (x *FindMissingBlobsRequest) GetDigests() []*Digest {
 	return nil
 }
 
-// or not verified
+// From the scheduler.
 type FindMissingBlobsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Missing       []*Digest              `protobuf:"bytes,1,rep,name=missing,proto3" json:"missing,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those of the request that are not stored, not verified, or about to be deleted; in the order asked.
+	Missing       []*Digest `protobuf:"bytes,1,rep,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -111,12 +114,15 @@ func (x *FindMissingBlobsResponse) GetMissing() []*Digest {
 	return nil
 }
 
+// From an executor or a client.
 type CreateUploadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// an executor's uploads need a current one; absent for a client's run inputs
-	Lease         *Lease  `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
-	Digest        *Digest `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	MediaType     string  `protobuf:"bytes,3,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
+	// An executor's uploads need a current one, else LEASE_LOST. Absent: a client's, for the input of a run.
+	Lease *Lease `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// What the bytes will be. Checked when they are complete.
+	Digest *Digest `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Media type, for stores that serve it. Empty: application/octet-stream.
+	MediaType     string `protobuf:"bytes,3,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -172,12 +178,15 @@ func (x *CreateUploadRequest) GetMediaType() string {
 	return ""
 }
 
-// presigned
+// A presigned request: PUT the part's bytes there.
 type UploadPart struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Number        int32                  `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	Url           string                 `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
-	Headers       map[string]string      `protobuf:"bytes,3,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// From 1.
+	Number int32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Valid until CreateUploadResponse.expires_at.
+	Url string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	// To be sent with the request.
+	Headers       map[string]string `protobuf:"bytes,3,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -233,13 +242,16 @@ func (x *UploadPart) GetHeaders() map[string]string {
 	return nil
 }
 
+// From the scheduler.
 type CreateUploadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// empty: the blob is there and verified
+	// Names the upload in later calls. Empty: the blob is there and verified, and nothing is to be sent.
 	UploadId string `protobuf:"bytes,1,opt,name=upload_id,json=uploadId,proto3" json:"upload_id,omitempty"`
-	// no parts: use WriteBlob
-	Parts         []*UploadPart          `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
-	PartSizeBytes int64                  `protobuf:"varint,3,opt,name=part_size_bytes,json=partSizeBytes,proto3" json:"part_size_bytes,omitempty"`
+	// Where to put the bytes. Empty: use WriteBlob.
+	Parts []*UploadPart `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
+	// Size of each part but the last. 0: no parts.
+	PartSizeBytes int64 `protobuf:"varint,3,opt,name=part_size_bytes,json=partSizeBytes,proto3" json:"part_size_bytes,omitempty"`
+	// After that the upload is unknown, and what was stored of it is gone. Absent: no upload was needed.
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -303,14 +315,17 @@ func (x *CreateUploadResponse) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// The next bytes of an upload.
 type WriteBlobRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// in the first message
+	// In the first message of a call; in later ones empty or the same.
 	UploadId string `protobuf:"bytes,1,opt,name=upload_id,json=uploadId,proto3" json:"upload_id,omitempty"`
-	// offset: what is stored so far
-	Offset int64  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
-	Data   []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
-	// verify and keep
+	// How many bytes are stored before these. Another number is FIELD_INVALID, with `committed_bytes` in its metadata.
+	Offset int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// At most what one message may hold; 256 KiB to 1 MiB serve best. May be empty.
+	Data []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	// In the last message: verify and keep. Bytes that are not the digest's are ARTIFACT_MISMATCH, and the upload is
+	// dropped.
 	Finish        bool `protobuf:"varint,4,opt,name=finish,proto3" json:"finish,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -374,13 +389,15 @@ func (x *WriteBlobRequest) GetFinish() bool {
 	return false
 }
 
-// verified: after finish
+// The answer to a whole call. To repeat a finished upload gives the same answer for a while.
 type WriteBlobResponse struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	CommittedBytes int64                  `protobuf:"varint,1,opt,name=committed_bytes,json=committedBytes,proto3" json:"committed_bytes,omitempty"`
-	Verified       *Digest                `protobuf:"bytes,2,opt,name=verified,proto3" json:"verified,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is stored so far.
+	CommittedBytes int64 `protobuf:"varint,1,opt,name=committed_bytes,json=committedBytes,proto3" json:"committed_bytes,omitempty"`
+	// After `finish`: the blob counts from now on. Absent: the call ended before it.
+	Verified      *Digest `protobuf:"bytes,2,opt,name=verified,proto3" json:"verified,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WriteBlobResponse) Reset() {
@@ -427,9 +444,11 @@ func (x *WriteBlobResponse) GetVerified() *Digest {
 	return nil
 }
 
+// From whoever uploads.
 type QueryWriteStatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	UploadId      string                 `protobuf:"bytes,1,opt,name=upload_id,json=uploadId,proto3" json:"upload_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in CreateUploadResponse.
+	UploadId      string `protobuf:"bytes,1,opt,name=upload_id,json=uploadId,proto3" json:"upload_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -471,13 +490,15 @@ func (x *QueryWriteStatusRequest) GetUploadId() string {
 	return ""
 }
 
-// resume from there
+// From the scheduler.
 type QueryWriteStatusResponse struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	CommittedBytes int64                  `protobuf:"varint,1,opt,name=committed_bytes,json=committedBytes,proto3" json:"committed_bytes,omitempty"`
-	Complete       bool                   `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Go on from there.
+	CommittedBytes int64 `protobuf:"varint,1,opt,name=committed_bytes,json=committedBytes,proto3" json:"committed_bytes,omitempty"`
+	// The blob counts; nothing more is to be sent.
+	Complete      bool `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *QueryWriteStatusResponse) Reset() {
@@ -524,10 +545,13 @@ func (x *QueryWriteStatusResponse) GetComplete() bool {
 	return false
 }
 
+// A part that was put.
 type CompletedPart struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Number        int32                  `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	Etag          string                 `protobuf:"bytes,2,opt,name=etag,proto3" json:"etag,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in UploadPart.
+	Number int32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// From the store's answer.
+	Etag          string `protobuf:"bytes,2,opt,name=etag,proto3" json:"etag,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -576,10 +600,13 @@ func (x *CompletedPart) GetEtag() string {
 	return ""
 }
 
+// From whoever put the parts.
 type CompleteUploadRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	UploadId      string                 `protobuf:"bytes,1,opt,name=upload_id,json=uploadId,proto3" json:"upload_id,omitempty"`
-	Parts         []*CompletedPart       `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in CreateUploadResponse.
+	UploadId string `protobuf:"bytes,1,opt,name=upload_id,json=uploadId,proto3" json:"upload_id,omitempty"`
+	// All of them.
+	Parts         []*CompletedPart `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -628,10 +655,11 @@ func (x *CompleteUploadRequest) GetParts() []*CompletedPart {
 	return nil
 }
 
-// absent: stored, not verified yet
+// From the scheduler.
 type CompleteUploadResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Verified      *Digest                `protobuf:"bytes,1,opt,name=verified,proto3" json:"verified,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The blob counts from now on. Absent: stored, not verified yet; until then it counts as missing.
+	Verified      *Digest `protobuf:"bytes,1,opt,name=verified,proto3" json:"verified,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -673,9 +701,11 @@ func (x *CompleteUploadResponse) GetVerified() *Digest {
 	return nil
 }
 
+// From an executor or a client.
 type GetDownloadRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        *Digest                `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What to fetch. size_bytes 0: of any size.
+	Digest        *Digest `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -717,11 +747,14 @@ func (x *GetDownloadRequest) GetDigest() *Digest {
 	return nil
 }
 
-// no url: ReadBlob
+// From the scheduler.
 type GetDownloadResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Url           string                 `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
-	Headers       map[string]string      `protobuf:"bytes,2,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// GET it there. Empty: use ReadBlob.
+	Url string `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	// To be sent with the request.
+	Headers map[string]string `protobuf:"bytes,2,rep,name=headers,proto3" json:"headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Of the url. Absent: no url.
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -778,12 +811,15 @@ func (x *GetDownloadResponse) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
-// limit 0: to the end
+// From an executor or a client.
 type ReadBlobRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        *Digest                `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
-	Offset        int64                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
-	Limit         int64                  `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What to fetch. size_bytes 0: of any size.
+	Digest *Digest `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	// First byte, from 0. Beyond the end is FIELD_INVALID.
+	Offset int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// At most so many bytes. 0: to the end.
+	Limit         int64 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -839,10 +875,11 @@ func (x *ReadBlobRequest) GetLimit() int64 {
 	return 0
 }
 
-// the reader checks the digest
+// From the scheduler.
 type ReadBlobResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 256 KiB, in order. The reader checks the digest of the whole.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

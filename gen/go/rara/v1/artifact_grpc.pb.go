@@ -32,14 +32,22 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Hosted by the scheduler; called on a channel of its own, never on the one that carries Connect.
+// Hosted by the scheduler, for executors and clients; called on a channel of its own, never on the one that carries
+// Connect. Uploading a blob is harmless and repeatable: only a manifest makes it a step's output.
 type ArtifactServiceClient interface {
+	// Which blobs still have to be uploaded.
 	FindMissingBlobs(ctx context.Context, in *FindMissingBlobsRequest, opts ...grpc.CallOption) (*FindMissingBlobsResponse, error)
+	// Begins an upload. Several of one digest may go on at once.
 	CreateUpload(ctx context.Context, in *CreateUploadRequest, opts ...grpc.CallOption) (*CreateUploadResponse, error)
+	// Sends bytes; goes on where a broken call ended. One call at a time may write an upload.
 	WriteBlob(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[WriteBlobRequest, WriteBlobResponse], error)
+	// Where to go on.
 	QueryWriteStatus(ctx context.Context, in *QueryWriteStatusRequest, opts ...grpc.CallOption) (*QueryWriteStatusResponse, error)
+	// Ends an upload in presigned parts. UNIMPLEMENTED FEATURE_DISABLED where the store has none.
 	CompleteUpload(ctx context.Context, in *CompleteUploadRequest, opts ...grpc.CallOption) (*CompleteUploadResponse, error)
+	// Where to fetch a blob.
 	GetDownload(ctx context.Context, in *GetDownloadRequest, opts ...grpc.CallOption) (*GetDownloadResponse, error)
+	// Fetches a blob, or a range of it, from the scheduler.
 	ReadBlob(ctx context.Context, in *ReadBlobRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadBlobResponse], error)
 }
 
@@ -137,14 +145,22 @@ type ArtifactService_ReadBlobClient = grpc.ServerStreamingClient[ReadBlobRespons
 // All implementations must embed UnimplementedArtifactServiceServer
 // for forward compatibility.
 //
-// Hosted by the scheduler; called on a channel of its own, never on the one that carries Connect.
+// Hosted by the scheduler, for executors and clients; called on a channel of its own, never on the one that carries
+// Connect. Uploading a blob is harmless and repeatable: only a manifest makes it a step's output.
 type ArtifactServiceServer interface {
+	// Which blobs still have to be uploaded.
 	FindMissingBlobs(context.Context, *FindMissingBlobsRequest) (*FindMissingBlobsResponse, error)
+	// Begins an upload. Several of one digest may go on at once.
 	CreateUpload(context.Context, *CreateUploadRequest) (*CreateUploadResponse, error)
+	// Sends bytes; goes on where a broken call ended. One call at a time may write an upload.
 	WriteBlob(grpc.ClientStreamingServer[WriteBlobRequest, WriteBlobResponse]) error
+	// Where to go on.
 	QueryWriteStatus(context.Context, *QueryWriteStatusRequest) (*QueryWriteStatusResponse, error)
+	// Ends an upload in presigned parts. UNIMPLEMENTED FEATURE_DISABLED where the store has none.
 	CompleteUpload(context.Context, *CompleteUploadRequest) (*CompleteUploadResponse, error)
+	// Where to fetch a blob.
 	GetDownload(context.Context, *GetDownloadRequest) (*GetDownloadResponse, error)
+	// Fetches a blob, or a range of it, from the scheduler.
 	ReadBlob(*ReadBlobRequest, grpc.ServerStreamingServer[ReadBlobResponse]) error
 	mustEmbedUnimplementedArtifactServiceServer()
 }

@@ -21,14 +21,17 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// A value that Rara carries and stores but does not interpret.
+// A JSON value that Rara carries and stores but does not interpret. An absent Payload is no value; the JSON text
+// `null` is a value.
 type Payload struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// empty: application/json
+	// What the bytes are. Empty: application/json, the only type that is taken.
 	MediaType string `protobuf:"bytes,1,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
-	// JSON in UTF-8 without U+0000 and lone surrogates; at most Limits.max_payload_bytes
+	// JSON in UTF-8, without U+0000 and lone surrogates, of at most Limits.max_payload_bytes. Objects keep their
+	// numbers as written; nothing passes through a float.
 	Data []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
-	// instead of data, where a list or a watch leaves a large value out
+	// Set by the scheduler alone, in lists and watches: the size in bytes of a value that was left out, so `data` is
+	// empty. 0: nothing was left out. Ignored when it is sent to the scheduler.
 	OmittedBytes  int64 `protobuf:"varint,3,opt,name=omitted_bytes,json=omittedBytes,proto3" json:"omitted_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -85,11 +88,13 @@ func (x *Payload) GetOmittedBytes() int64 {
 	return 0
 }
 
-// 64 lower-case hex digits
+// The name of some bytes: equal bytes have equal digests everywhere, and are stored once.
 type Digest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sha256        string                 `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
-	SizeBytes     int64                  `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SHA-256 in 64 lower-case hex digits.
+	Sha256 string `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Size in bytes; 0 for the empty blob. Checked against the stored bytes together with the hash.
+	SizeBytes     int64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -141,16 +146,20 @@ func (x *Digest) GetSizeBytes() int64 {
 // Bytes by content, under the name that a step gives or knows them by.
 type Artifact struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// unique in its manifest or input list
-	Name      string  `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Digest    *Digest `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	MediaType string  `protobuf:"bytes,3,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
-	// dataset, model, index, metrics, report, checkpoint, blob
+	// Unique in its manifest or input list.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What the bytes are; also set where they are sent inline.
+	Digest *Digest `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	// Media type of the bytes, to show and to serve. Empty: application/octet-stream.
+	MediaType string `protobuf:"bytes,3,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
+	// What it is to people: dataset, model, index, metrics, report, checkpoint, blob, or a word of one's own.
 	Type string `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
-	// the bytes themselves, only up to Limits.max_inline_bytes
-	Inline   []byte   `protobuf:"bytes,5,opt,name=inline,proto3" json:"inline,omitempty"`
+	// The bytes themselves, of at most Limits.max_inline_bytes; then nothing is uploaded. Empty: they are in the blob
+	// store. Lists and watches leave them out.
+	Inline []byte `protobuf:"bytes,5,opt,name=inline,proto3" json:"inline,omitempty"`
+	// What the producer says about it, a JSON object. Absent: nothing.
 	Metadata *Payload `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
-	// which inputs it was made from; empty: all
+	// Which inputs of the step it was made from. Empty: all of them.
 	DerivedFrom   []*Digest `protobuf:"bytes,7,rep,name=derived_from,json=derivedFrom,proto3" json:"derived_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -235,10 +244,11 @@ func (x *Artifact) GetDerivedFrom() []*Digest {
 	return nil
 }
 
-// the artifacts of one attempt
+// The artifacts of one attempt, sent in its terminal event.
 type ArtifactManifest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Artifacts     []*Artifact            `protobuf:"bytes,1,rep,name=artifacts,proto3" json:"artifacts,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order in which they are shown.
+	Artifacts     []*Artifact `protobuf:"bytes,1,rep,name=artifacts,proto3" json:"artifacts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -280,12 +290,15 @@ func (x *ArtifactManifest) GetArtifacts() []*Artifact {
 	return nil
 }
 
-// Names a secret; the value never crosses the wire. provider: env, file, vault, ... Empty version: the current one.
+// Names a secret. The value never crosses the wire: the executor resolves the name in its own process.
 type SecretRef struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Provider      string                 `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who knows it: env, file, vault, or another provider that the executor has.
+	Provider string `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
+	// Its name with that provider.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Empty: the current version.
+	Version       string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -341,11 +354,13 @@ func (x *SecretRef) GetVersion() string {
 	return ""
 }
 
-// W3C
+// W3C trace context. Whoever starts a run may send it; the scheduler stores it with the run and hands it on.
 type TraceContext struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Traceparent   string                 `protobuf:"bytes,1,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
-	Tracestate    string                 `protobuf:"bytes,2,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Header `traceparent`. Empty: no trace.
+	Traceparent string `protobuf:"bytes,1,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// Header `tracestate`. Empty: none.
+	Tracestate    string `protobuf:"bytes,2,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

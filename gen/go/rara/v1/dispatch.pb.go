@@ -22,8 +22,11 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// From the executor. A frame of an unknown kind is ignored and counted.
 type ConnectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of these; an empty frame only shows that the sender lives, as every frame does.
+	//
 	// Types that are valid to be assigned to Frame:
 	//
 	//	*ConnectRequest_Hello
@@ -153,36 +156,42 @@ type isConnectRequest_Frame interface {
 }
 
 type ConnectRequest_Hello struct {
-	// first, once
+	// First, once, within 5 s.
 	Hello *Hello `protobuf:"bytes,1,opt,name=hello,proto3,oneof"`
 }
 
 type ConnectRequest_Credit struct {
+	// Whenever a slot has become free.
 	Credit *Credit `protobuf:"bytes,2,opt,name=credit,proto3,oneof"`
 }
 
 type ConnectRequest_Events struct {
+	// Whenever something happened; progress may wait 10 ms for company.
 	Events *EventBatch `protobuf:"bytes,3,opt,name=events,proto3,oneof"`
 }
 
 type ConnectRequest_Heartbeat struct {
+	// Every SessionTerms.heartbeat_interval.
 	Heartbeat *Heartbeat `protobuf:"bytes,4,opt,name=heartbeat,proto3,oneof"`
 }
 
 type ConnectRequest_Rejections struct {
+	// Jobs that this executor does not start.
 	Rejections *JobRejections `protobuf:"bytes,5,opt,name=rejections,proto3,oneof"`
 }
 
 type ConnectRequest_CancelReceipts struct {
+	// Answers CancelJobs, as soon as it is received.
 	CancelReceipts *CancelReceipts `protobuf:"bytes,6,opt,name=cancel_receipts,json=cancelReceipts,proto3,oneof"`
 }
 
 type ConnectRequest_Drain struct {
+	// This executor wants no new job. Not undone within the session.
 	Drain *Drain `protobuf:"bytes,7,opt,name=drain,proto3,oneof"`
 }
 
 type ConnectRequest_Goodbye struct {
-	// last: everything was said and acknowledged
+	// Last: everything was said and acknowledged.
 	Goodbye *Goodbye `protobuf:"bytes,8,opt,name=goodbye,proto3,oneof"`
 }
 
@@ -202,8 +211,11 @@ func (*ConnectRequest_Drain) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Goodbye) isConnectRequest_Frame() {}
 
+// From the scheduler. A frame of an unknown kind is ignored and counted.
 type ConnectResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of these; an empty frame only shows that the sender lives, as every frame does.
+	//
 	// Types that are valid to be assigned to Frame:
 	//
 	//	*ConnectResponse_Welcome
@@ -323,34 +335,37 @@ type isConnectResponse_Frame interface {
 }
 
 type ConnectResponse_Welcome struct {
-	// first, once
+	// First, once: answers Hello.
 	Welcome *Welcome `protobuf:"bytes,1,opt,name=welcome,proto3,oneof"`
 }
 
 type ConnectResponse_Jobs struct {
-	// after the leases are committed
+	// After their leases are committed, at most as many as credit allows.
 	Jobs *JobBatch `protobuf:"bytes,2,opt,name=jobs,proto3,oneof"`
 }
 
 type ConnectResponse_Acks struct {
+	// After the events are committed, or refused.
 	Acks *EventAcks `protobuf:"bytes,3,opt,name=acks,proto3,oneof"`
 }
 
 type ConnectResponse_HeartbeatAck struct {
+	// Answers each heartbeat at once.
 	HeartbeatAck *HeartbeatAck `protobuf:"bytes,4,opt,name=heartbeat_ack,json=heartbeatAck,proto3,oneof"`
 }
 
 type ConnectResponse_Cancels struct {
+	// When a cancel is requested; repeated in each HeartbeatAck until it is confirmed.
 	Cancels *CancelJobs `protobuf:"bytes,5,opt,name=cancels,proto3,oneof"`
 }
 
 type ConnectResponse_Drain struct {
-	// an operator asked
+	// An operator asks this executor to take no new job.
 	Drain *Drain `protobuf:"bytes,6,opt,name=drain,proto3,oneof"`
 }
 
 type ConnectResponse_GoAway struct {
-	// last
+	// Last: the scheduler closes the session.
 	GoAway *GoAway `protobuf:"bytes,7,opt,name=go_away,json=goAway,proto3,oneof"`
 }
 
@@ -368,14 +383,16 @@ func (*ConnectResponse_Drain) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_GoAway) isConnectResponse_Frame() {}
 
+// What an executor can run.
 type Capability struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "index.build"
+	// Name of a handler, such as "index.build".
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	// "1.2.0"
+	// Versions offered, such as "1.2.0". Each is dispatched by name.
 	Versions []string `protobuf:"bytes,2,rep,name=versions,proto3" json:"versions,omitempty"`
-	// 0: as much as credit allows
-	MaxConcurrency    int32  `protobuf:"varint,3,opt,name=max_concurrency,json=maxConcurrency,proto3" json:"max_concurrency,omitempty"`
+	// Jobs of this kind at one time. 0: as many as credit allows.
+	MaxConcurrency int32 `protobuf:"varint,3,opt,name=max_concurrency,json=maxConcurrency,proto3" json:"max_concurrency,omitempty"`
+	// SHA-256 of the JSON schema that inputs are checked against here, in canonical form. Empty: no schema.
 	InputSchemaSha256 string `protobuf:"bytes,4,opt,name=input_schema_sha256,json=inputSchemaSha256,proto3" json:"input_schema_sha256,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -439,13 +456,16 @@ func (x *Capability) GetInputSchemaSha256() string {
 	return ""
 }
 
+// A job that the executor still has when it connects.
 type HeldJob struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Lease *Lease                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
-	// newest made, newest known to be stored
-	LastSequence  int64 `protobuf:"varint,2,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
+	// As received with the job.
+	Lease *Lease `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// The newest sequence made. 0: none.
+	LastSequence int64 `protobuf:"varint,2,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
+	// The newest sequence known to be stored. 0: none.
 	AckedSequence int64 `protobuf:"varint,3,opt,name=acked_sequence,json=ackedSequence,proto3" json:"acked_sequence,omitempty"`
-	// only unacknowledged events are left
+	// The handler is done, and only unacknowledged events are left.
 	Finished      bool `protobuf:"varint,4,opt,name=finished,proto3" json:"finished,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -509,21 +529,28 @@ func (x *HeldJob) GetFinished() bool {
 	return false
 }
 
+// The executor introduces itself. It is composed when the old call, if any, has ended and all that came on it was
+// taken in.
 type Hello struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	ProtocolVersion uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
-	Features        []string               `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
-	// made anew at every process start
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version that the executor speaks: 1.
+	ProtocolVersion uint32 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
+	// Additions that the executor knows, by name; only those that both sides list are used.
+	Features []string `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
+	// A UUID made anew at every process start. Leases belong to it.
 	ExecutorId string `protobuf:"bytes,3,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
-	// label for people: host, pod
+	// Label for people: host, pod.
 	ExecutorName string `protobuf:"bytes,4,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
-	// "python", "go", or a name of one's own
+	// "python", "go", or a name of one's own, which steps may ask for.
 	ExecutorKind string `protobuf:"bytes,5,opt,name=executor_kind,json=executorKind,proto3" json:"executor_kind,omitempty"`
-	// "rara-python/0.3.1"
-	Sdk          string            `protobuf:"bytes,6,opt,name=sdk,proto3" json:"sdk,omitempty"`
-	Capabilities []*Capability     `protobuf:"bytes,7,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
-	Labels       map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// all: a lease that is not listed is not held
+	// Name and version of the SDK, such as "rara-python/0.1.0". To show.
+	Sdk string `protobuf:"bytes,6,opt,name=sdk,proto3" json:"sdk,omitempty"`
+	// What it can run. A step goes to an executor that has its kind and version here.
+	Capabilities []*Capability `protobuf:"bytes,7,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	// What steps may require, such as gpu=a100.
+	Labels map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Everything it holds, finished jobs with unacknowledged events included. A lease of this executor that is not
+	// listed is not held, and is released at once.
 	HeldJobs      []*HeldJob `protobuf:"bytes,9,rep,name=held_jobs,json=heldJobs,proto3" json:"held_jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -622,12 +649,16 @@ func (x *Hello) GetHeldJobs() []*HeldJob {
 	return nil
 }
 
+// Sizes that hold for a session. A frame above max_frame_bytes ends the call, so senders check before sending.
 type Limits struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	MaxFrameBytes   int32                  `protobuf:"varint,1,opt,name=max_frame_bytes,json=maxFrameBytes,proto3" json:"max_frame_bytes,omitempty"`
-	MaxPayloadBytes int32                  `protobuf:"varint,2,opt,name=max_payload_bytes,json=maxPayloadBytes,proto3" json:"max_payload_bytes,omitempty"`
-	MaxInlineBytes  int32                  `protobuf:"varint,3,opt,name=max_inline_bytes,json=maxInlineBytes,proto3" json:"max_inline_bytes,omitempty"`
-	// events sent and not acknowledged, per session
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One frame, in bytes.
+	MaxFrameBytes int32 `protobuf:"varint,1,opt,name=max_frame_bytes,json=maxFrameBytes,proto3" json:"max_frame_bytes,omitempty"`
+	// One payload, in bytes.
+	MaxPayloadBytes int32 `protobuf:"varint,2,opt,name=max_payload_bytes,json=maxPayloadBytes,proto3" json:"max_payload_bytes,omitempty"`
+	// One inline artifact or effect result, in bytes.
+	MaxInlineBytes int32 `protobuf:"varint,3,opt,name=max_inline_bytes,json=maxInlineBytes,proto3" json:"max_inline_bytes,omitempty"`
+	// Events sent and not acknowledged, over the whole session.
 	EventWindow   int32 `protobuf:"varint,4,opt,name=event_window,json=eventWindow,proto3" json:"event_window,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -691,14 +722,19 @@ func (x *Limits) GetEventWindow() int32 {
 	return 0
 }
 
+// What a session goes by, as the scheduler's settings say.
 type SessionTerms struct {
-	state             protoimpl.MessageState `protogen:"open.v1"`
-	HeartbeatInterval *durationpb.Duration   `protobuf:"bytes,1,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
-	SilenceTimeout    *durationpb.Duration   `protobuf:"bytes,2,opt,name=silence_timeout,json=silenceTimeout,proto3" json:"silence_timeout,omitempty"`
-	AcceptTimeout     *durationpb.Duration   `protobuf:"bytes,3,opt,name=accept_timeout,json=acceptTimeout,proto3" json:"accept_timeout,omitempty"`
-	Limits            *Limits                `protobuf:"bytes,4,opt,name=limits,proto3" json:"limits,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Between two heartbeats of the executor.
+	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,1,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
+	// After so long without any frame either side closes the session.
+	SilenceTimeout *durationpb.Duration `protobuf:"bytes,2,opt,name=silence_timeout,json=silenceTimeout,proto3" json:"silence_timeout,omitempty"`
+	// From a grant to `accepted`; then the lease is taken back at no cost.
+	AcceptTimeout *durationpb.Duration `protobuf:"bytes,3,opt,name=accept_timeout,json=acceptTimeout,proto3" json:"accept_timeout,omitempty"`
+	// Sizes.
+	Limits        *Limits `protobuf:"bytes,4,opt,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionTerms) Reset() {
@@ -759,20 +795,25 @@ func (x *SessionTerms) GetLimits() *Limits {
 	return nil
 }
 
+// The scheduler's answer to Hello. It names every held job: in `acks` (goes on), `lost_lease_tokens` or `cancels`.
 type Welcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// those that both sides have
-	ProtocolVersion uint32        `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
-	Features        []string      `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
-	SessionId       string        `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	Terms           *SessionTerms `protobuf:"bytes,4,opt,name=terms,proto3" json:"terms,omitempty"`
-	// held jobs that go on, with what is stored; every other held job is lost:
+	// The version that the session speaks.
+	ProtocolVersion uint32 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
+	// Features that both sides have.
+	Features []string `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
+	// For logs on both sides.
+	SessionId string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// What the session goes by.
+	Terms *SessionTerms `protobuf:"bytes,4,opt,name=terms,proto3" json:"terms,omitempty"`
+	// Held jobs that go on, with what is stored of each. The executor resends what follows.
 	Acks *EventAcks `protobuf:"bytes,5,opt,name=acks,proto3" json:"acks,omitempty"`
-	// stop, report nothing more
-	LostLeaseTokens []int64      `protobuf:"varint,6,rep,packed,name=lost_lease_tokens,json=lostLeaseTokens,proto3" json:"lost_lease_tokens,omitempty"`
-	Cancels         []*CancelJob `protobuf:"bytes,7,rep,name=cancels,proto3" json:"cancels,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Held jobs whose lease has passed on: stop them, report nothing more.
+	LostLeaseTokens []int64 `protobuf:"varint,6,rep,packed,name=lost_lease_tokens,json=lostLeaseTokens,proto3" json:"lost_lease_tokens,omitempty"`
+	// Held jobs that are to be cancelled: they go on to a confirmed end.
+	Cancels       []*CancelJob `protobuf:"bytes,7,rep,name=cancels,proto3" json:"cancels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Welcome) Reset() {
@@ -854,10 +895,11 @@ func (x *Welcome) GetCancels() []*CancelJob {
 	return nil
 }
 
-// jobs allowed since the session began; never falls
+// How many jobs the executor takes. A total, so that a lost or repeated frame cannot make it drift.
 type Credit struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Limit         int64                  `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Jobs allowed since the session began. Never falls; a smaller number than before is ignored.
+	Limit         int64 `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -899,9 +941,11 @@ func (x *Credit) GetLimit() int64 {
 	return 0
 }
 
+// Events of any jobs of the session.
 type EventBatch struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Events        []*ProgressEvent       `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order of their sequences within each job.
+	Events        []*ProgressEvent `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -943,9 +987,11 @@ func (x *EventBatch) GetEvents() []*ProgressEvent {
 	return nil
 }
 
+// Jobs to start.
 type JobBatch struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Jobs          []*JobRequest          `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Each with a lease of its own.
+	Jobs          []*JobRequest `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -987,12 +1033,14 @@ func (x *JobBatch) GetJobs() []*JobRequest {
 	return nil
 }
 
+// What is stored of one job. Cumulative: a later one replaces it.
 type EventAck struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	LeaseToken int64                  `protobuf:"varint,1,opt,name=lease_token,json=leaseToken,proto3" json:"lease_token,omitempty"`
-	// stored up to here, but for missing
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The job.
+	LeaseToken int64 `protobuf:"varint,1,opt,name=lease_token,json=leaseToken,proto3" json:"lease_token,omitempty"`
+	// Everything up to here is stored, but for numbers that never came.
 	Sequence int64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// never came: send again what is still held; asked once
+	// Numbers below that never came: send again what is still held. Asked once.
 	Missing       []int64 `protobuf:"varint,3,rep,packed,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1049,15 +1097,19 @@ func (x *EventAck) GetMissing() []int64 {
 	return nil
 }
 
-// Not stored. LEASE_LOST: stop the job. Else mend the cause and send this event, or another one, under this sequence.
+// An event that was not stored. LEASE_LOST: stop the job, drop the rest. Else mend the cause and send this event, or
+// another one, under this sequence.
 type EventRefusal struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	LeaseToken int64                  `protobuf:"varint,1,opt,name=lease_token,json=leaseToken,proto3" json:"lease_token,omitempty"`
-	Sequence   int64                  `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// section 5, column R
-	Code    string `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The job.
+	LeaseToken int64 `protobuf:"varint,1,opt,name=lease_token,json=leaseToken,proto3" json:"lease_token,omitempty"`
+	// The event.
+	Sequence int64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// LEASE_LOST, BLOBS_MISSING, ARTIFACT_MISMATCH, PAYLOAD_INVALID, PAYLOAD_TOO_LARGE or FIELD_INVALID.
+	Code string `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"`
+	// For people.
 	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
-	// what is missing or does not match
+	// Blobs that are missing or do not match. Empty for other codes.
 	Digests       []*Digest `protobuf:"bytes,5,rep,name=digests,proto3" json:"digests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1128,10 +1180,13 @@ func (x *EventRefusal) GetDigests() []*Digest {
 	return nil
 }
 
+// Answers to events, after commit. Also in Welcome, for what was stored before.
 type EventAcks struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Acks          []*EventAck            `protobuf:"bytes,1,rep,name=acks,proto3" json:"acks,omitempty"`
-	Refusals      []*EventRefusal        `protobuf:"bytes,2,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Stored.
+	Acks []*EventAck `protobuf:"bytes,1,rep,name=acks,proto3" json:"acks,omitempty"`
+	// Not stored.
+	Refusals      []*EventRefusal `protobuf:"bytes,2,rep,name=refusals,proto3" json:"refusals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1180,13 +1235,14 @@ func (x *EventAcks) GetRefusals() []*EventRefusal {
 	return nil
 }
 
+// Renews leases: exactly those that are listed.
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 1, 2, 3, ... per session
+	// 1, 2, 3, ... within the session.
 	Number int64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// runners alive or starting, and finished jobs with unacknowledged events
+	// Jobs whose runner is starting or was seen alive in this interval, and finished jobs with unacknowledged events.
 	LeaseTokens []int64 `protobuf:"varint,2,rep,packed,name=lease_tokens,json=leaseTokens,proto3" json:"lease_tokens,omitempty"`
-	// the newest HeartbeatAck.number received: the way back works
+	// The newest HeartbeatAck.number received, which proves the way back. 0: none yet.
 	Answered      int64 `protobuf:"varint,3,opt,name=answered,proto3" json:"answered,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1243,14 +1299,17 @@ func (x *Heartbeat) GetAnswered() int64 {
 	return 0
 }
 
+// Answers a heartbeat, before its renewal is committed.
 type HeartbeatAck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// the heartbeat answered: the scheduler lives
+	// The heartbeat answered: the scheduler lives.
 	Number int64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// the newest heartbeat whose renewal is committed: the leases live
-	Renewed         int64   `protobuf:"varint,2,opt,name=renewed,proto3" json:"renewed,omitempty"`
+	// The newest heartbeat of this session whose renewal is committed: the leases live. An old number means that the
+	// database is away; the executor's lease clocks run on.
+	Renewed int64 `protobuf:"varint,2,opt,name=renewed,proto3" json:"renewed,omitempty"`
+	// Listed leases that have passed on: stop those jobs, report nothing more.
 	LostLeaseTokens []int64 `protobuf:"varint,3,rep,packed,name=lost_lease_tokens,json=lostLeaseTokens,proto3" json:"lost_lease_tokens,omitempty"`
-	// all that are not confirmed
+	// All cancels of this session that are not confirmed, repeated in every answer.
 	Cancels       []*CancelJob `protobuf:"bytes,4,rep,name=cancels,proto3" json:"cancels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1314,12 +1373,16 @@ func (x *HeartbeatAck) GetCancels() []*CancelJob {
 	return nil
 }
 
-// legal until running was sent
+// A lease given back before it cost anything. Legal until `running` was sent.
 type JobRejection struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lease         *Lease                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
-	Code          string                 `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
-	Message       string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As received with the job.
+	Lease *Lease `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// EXECUTOR_SHUTDOWN, NO_CAPACITY (credit is taken as 0 until the next Credit) or UNSUPPORTED_KIND (the kind and
+	// version leave the session).
+	Code string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
+	// For people.
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1375,9 +1438,11 @@ func (x *JobRejection) GetMessage() string {
 	return ""
 }
 
+// Leases given back. A repeat, or one that is not held, changes nothing.
 type JobRejections struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Rejections    []*JobRejection        `protobuf:"bytes,1,rep,name=rejections,proto3" json:"rejections,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Each with its reason.
+	Rejections    []*JobRejection `protobuf:"bytes,1,rep,name=rejections,proto3" json:"rejections,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1419,12 +1484,14 @@ func (x *JobRejections) GetRejections() []*JobRejection {
 	return nil
 }
 
+// Ask the handler to end, wait `grace`, kill its process, then confirm with a terminal event. A repeat changes nothing.
 type CancelJob struct {
-	state      protoimpl.MessageState `protogen:"open.v1"`
-	LeaseToken int64                  `protobuf:"varint,1,opt,name=lease_token,json=leaseToken,proto3" json:"lease_token,omitempty"`
-	// section 5, column C
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The job.
+	LeaseToken int64 `protobuf:"varint,1,opt,name=lease_token,json=leaseToken,proto3" json:"lease_token,omitempty"`
+	// CANCELLED, DEADLINE_EXCEEDED, SIBLING_FAILED, EXECUTOR_SHUTDOWN, ATTEMPT_TIMEOUT or PROGRESS_TIMEOUT.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// between asking and the kill
+	// Between asking and the kill. Absent: at once.
 	Grace         *durationpb.Duration `protobuf:"bytes,3,opt,name=grace,proto3" json:"grace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1481,9 +1548,11 @@ func (x *CancelJob) GetGrace() *durationpb.Duration {
 	return nil
 }
 
+// Pushed when a cancel is requested.
 type CancelJobs struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Jobs          []*CancelJob           `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Jobs of this session.
+	Jobs          []*CancelJob `protobuf:"bytes,1,rep,name=jobs,proto3" json:"jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1525,9 +1594,11 @@ func (x *CancelJobs) GetJobs() []*CancelJob {
 	return nil
 }
 
+// The executor has these cancels. Delivered, not confirmed: confirmation is the job's terminal event.
 type CancelReceipts struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LeaseTokens   []int64                `protobuf:"varint,1,rep,packed,name=lease_tokens,json=leaseTokens,proto3" json:"lease_tokens,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Jobs asked to end. A token that is unknown is ignored.
+	LeaseTokens   []int64 `protobuf:"varint,1,rep,packed,name=lease_tokens,json=leaseTokens,proto3" json:"lease_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1569,9 +1640,11 @@ func (x *CancelReceipts) GetLeaseTokens() []int64 {
 	return nil
 }
 
+// No new job from now on; what runs may finish. From the executor, or from the scheduler when an operator asks.
 type Drain struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	FinishWithin  *durationpb.Duration   `protobuf:"bytes,1,opt,name=finish_within,json=finishWithin,proto3" json:"finish_within,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// After that, what still runs is given back as EXECUTOR_SHUTDOWN. Absent: no limit.
+	FinishWithin  *durationpb.Duration `protobuf:"bytes,1,opt,name=finish_within,json=finishWithin,proto3" json:"finish_within,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1613,6 +1686,7 @@ func (x *Drain) GetFinishWithin() *durationpb.Duration {
 	return nil
 }
 
+// The executor leaves in order.
 type Goodbye struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1649,11 +1723,12 @@ func (*Goodbye) Descriptor() ([]byte, []int) {
 	return file_rara_v1_dispatch_proto_rawDescGZIP(), []int{22}
 }
 
+// The scheduler closes the session. Leases stay as they are.
 type GoAway struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// SHUTTING_DOWN, REBALANCE, REPLACED
+	// SHUTTING_DOWN, REBALANCE (the connection is old: dial again) or REPLACED (a newer session of this executor_id).
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
-	// absent: usual backoff; after REPLACED never
+	// Wait so long before dialling again. Absent: the usual backoff; after REPLACED never.
 	ReconnectAfter *durationpb.Duration `protobuf:"bytes,2,opt,name=reconnect_after,json=reconnectAfter,proto3" json:"reconnect_after,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

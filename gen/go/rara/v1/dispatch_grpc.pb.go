@@ -26,8 +26,10 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Hosted by the scheduler, dialled by executors. One call is one session.
+// Hosted by the scheduler, dialled by executors.
 type DispatchServiceClient interface {
+	// One call is one session. A lost call never stops a job: the executor dials again and says what it holds. An end
+	// without Goodbye or GoAway is abnormal. A second session of the same executor_id replaces the first.
 	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectResponse], error)
 }
 
@@ -56,8 +58,10 @@ type DispatchService_ConnectClient = grpc.BidiStreamingClient[ConnectRequest, Co
 // All implementations must embed UnimplementedDispatchServiceServer
 // for forward compatibility.
 //
-// Hosted by the scheduler, dialled by executors. One call is one session.
+// Hosted by the scheduler, dialled by executors.
 type DispatchServiceServer interface {
+	// One call is one session. A lost call never stops a job: the executor dials again and says what it holds. An end
+	// without Goodbye or GoAway is abnormal. A second session of the same executor_id replaces the first.
 	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]) error
 	mustEmbedUnimplementedDispatchServiceServer()
 }

@@ -21,12 +21,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// From the scheduler.
 type GetCapabilitiesRequest struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	ProtocolVersion uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
-	Features        []string               `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version that the scheduler speaks: 1.
+	ProtocolVersion uint32 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
+	// Features that the scheduler has.
+	Features      []string `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetCapabilitiesRequest) Reset() {
@@ -73,11 +76,15 @@ func (x *GetCapabilitiesRequest) GetFeatures() []string {
 	return nil
 }
 
+// From the executor.
 type GetCapabilitiesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Hello         *Hello                 `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
-	FreeSlots     int32                  `protobuf:"varint,2,opt,name=free_slots,json=freeSlots,proto3" json:"free_slots,omitempty"`
-	Draining      bool                   `protobuf:"varint,3,opt,name=draining,proto3" json:"draining,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As on a session, held jobs included.
+	Hello *Hello `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
+	// How many jobs it takes now; stands for credit.
+	FreeSlots int32 `protobuf:"varint,2,opt,name=free_slots,json=freeSlots,proto3" json:"free_slots,omitempty"`
+	// It takes no new job.
+	Draining      bool `protobuf:"varint,3,opt,name=draining,proto3" json:"draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -133,12 +140,14 @@ func (x *GetCapabilitiesResponse) GetDraining() bool {
 	return false
 }
 
+// Begins a call of Execute.
 type ExecuteStart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// to attach, job.lease is enough
-	Job   *JobRequest   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// The job. To attach, its lease is enough.
+	Job *JobRequest `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// What the call goes by.
 	Terms *SessionTerms `protobuf:"bytes,2,opt,name=terms,proto3" json:"terms,omitempty"`
-	// what is stored already; 0: a new job
+	// The newest sequence that is stored already: replay what follows. 0: a new job.
 	ResumeAfterSequence int64 `protobuf:"varint,3,opt,name=resume_after_sequence,json=resumeAfterSequence,proto3" json:"resume_after_sequence,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
@@ -195,9 +204,11 @@ func (x *ExecuteStart) GetResumeAfterSequence() int64 {
 	return 0
 }
 
-// start first, once
+// From the scheduler.
 type ExecuteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of these; a kind that is unknown is ignored.
+	//
 	// Types that are valid to be assigned to Frame:
 	//
 	//	*ExecuteRequest_Start
@@ -277,14 +288,17 @@ type isExecuteRequest_Frame interface {
 }
 
 type ExecuteRequest_Start struct {
+	// First, once.
 	Start *ExecuteStart `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
 }
 
 type ExecuteRequest_Acks struct {
+	// As on a session.
 	Acks *EventAcks `protobuf:"bytes,2,opt,name=acks,proto3,oneof"`
 }
 
 type ExecuteRequest_HeartbeatAck struct {
+	// As on a session.
 	HeartbeatAck *HeartbeatAck `protobuf:"bytes,3,opt,name=heartbeat_ack,json=heartbeatAck,proto3,oneof"`
 }
 
@@ -294,8 +308,11 @@ func (*ExecuteRequest_Acks) isExecuteRequest_Frame() {}
 
 func (*ExecuteRequest_HeartbeatAck) isExecuteRequest_Frame() {}
 
+// From the executor.
 type ExecuteResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of these; a kind that is unknown is ignored.
+	//
 	// Types that are valid to be assigned to Frame:
 	//
 	//	*ExecuteResponse_Event
@@ -365,10 +382,12 @@ type isExecuteResponse_Frame interface {
 }
 
 type ExecuteResponse_Event struct {
+	// As on a session.
 	Event *ProgressEvent `protobuf:"bytes,1,opt,name=event,proto3,oneof"`
 }
 
 type ExecuteResponse_Heartbeat struct {
+	// As on a session, for the one job.
 	Heartbeat *Heartbeat `protobuf:"bytes,2,opt,name=heartbeat,proto3,oneof"`
 }
 
@@ -376,10 +395,11 @@ func (*ExecuteResponse_Event) isExecuteResponse_Frame() {}
 
 func (*ExecuteResponse_Heartbeat) isExecuteResponse_Frame() {}
 
-// known: delivered, not confirmed
+// From the scheduler.
 type CancelRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Cancel        *CancelJob             `protobuf:"bytes,1,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What to cancel, and how.
+	Cancel        *CancelJob `protobuf:"bytes,1,opt,name=cancel,proto3" json:"cancel,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -421,9 +441,11 @@ func (x *CancelRequest) GetCancel() *CancelJob {
 	return nil
 }
 
+// From the executor.
 type CancelResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Known         bool                   `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The executor has that job: the cancel is delivered, not confirmed. False: it never had it, or it has ended.
+	Known         bool `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

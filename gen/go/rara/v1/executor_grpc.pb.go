@@ -28,11 +28,15 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Hosted by an executor, dialled by the scheduler (direct mode).
+// Hosted by an executor, dialled by the scheduler (direct mode), for a service that cannot use an SDK. Each executor
+// process needs an address of its own.
 type ExecutorServiceClient interface {
+	// Polled every heartbeat interval: what the executor can run, what it holds, how much it takes.
 	GetCapabilities(ctx context.Context, in *GetCapabilitiesRequest, opts ...grpc.CallOption) (*GetCapabilitiesResponse, error)
-	// One job per call: starts it, or attaches to it when its lease_token is known.
+	// One job per call: starts it, or attaches to it when its lease_token is known. Refusals are statuses: UNIMPLEMENTED
+	// UNSUPPORTED_KIND, RESOURCE_EXHAUSTED NO_CAPACITY, UNAVAILABLE EXECUTOR_SHUTDOWN, NOT_FOUND LEASE_UNKNOWN.
 	Execute(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecuteRequest, ExecuteResponse], error)
+	// Delivers a cancel without a stream. May be repeated.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 }
 
@@ -81,11 +85,15 @@ func (c *executorServiceClient) Cancel(ctx context.Context, in *CancelRequest, o
 // All implementations must embed UnimplementedExecutorServiceServer
 // for forward compatibility.
 //
-// Hosted by an executor, dialled by the scheduler (direct mode).
+// Hosted by an executor, dialled by the scheduler (direct mode), for a service that cannot use an SDK. Each executor
+// process needs an address of its own.
 type ExecutorServiceServer interface {
+	// Polled every heartbeat interval: what the executor can run, what it holds, how much it takes.
 	GetCapabilities(context.Context, *GetCapabilitiesRequest) (*GetCapabilitiesResponse, error)
-	// One job per call: starts it, or attaches to it when its lease_token is known.
+	// One job per call: starts it, or attaches to it when its lease_token is known. Refusals are statuses: UNIMPLEMENTED
+	// UNSUPPORTED_KIND, RESOURCE_EXHAUSTED NO_CAPACITY, UNAVAILABLE EXECUTOR_SHUTDOWN, NOT_FOUND LEASE_UNKNOWN.
 	Execute(grpc.BidiStreamingServer[ExecuteRequest, ExecuteResponse]) error
+	// Delivers a cancel without a stream. May be repeated.
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	mustEmbedUnimplementedExecutorServiceServer()
 }

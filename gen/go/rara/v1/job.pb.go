@@ -23,13 +23,16 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// The right to run one attempt. The executor copies it whole into every event, rejection and upload.
+// The right to run one attempt. The scheduler gives it with a job; the executor copies it whole into every event,
+// rejection and upload.
 type Lease struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	StepRunId string                 `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
-	// the fencing number: larger for every later grant of any step
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The step that is run.
+	StepRunId string `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
+	// The fencing number: larger for every later grant of any step. A write counts while the step carries this number;
+	// sinks outside may compare it in the same way. A number, not a secret.
 	LeaseToken int64 `protobuf:"varint,2,opt,name=lease_token,json=leaseToken,proto3" json:"lease_token,omitempty"`
-	// leases granted to this step run so far, from 1: to show, not to fence
+	// Leases granted to this step run so far, from 1. To show, not to fence.
 	Attempt       int32 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -86,41 +89,53 @@ func (x *Lease) GetAttempt() int32 {
 	return 0
 }
 
+// One leased step, from the scheduler to the executor that is to run it. A repeat of a token that the executor has
+// changes nothing.
 type JobRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// step_run_id, lease_token, attempt: here and nowhere else in this message
-	Lease         *Lease `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// Step, token and attempt stand here and nowhere else in this message.
+	Lease *Lease `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// The run that the step belongs to.
 	WorkflowRunId string `protobuf:"bytes,2,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
-	// equal on every attempt
+	// The name for the step's effects outside: equal on every attempt, and in a retried run.
 	IdempotencyKey string `protobuf:"bytes,3,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// a version that this executor offered
+	// The kind of executor that the step asks for. Empty: any.
 	ExecutorKind string `protobuf:"bytes,4,opt,name=executor_kind,json=executorKind,proto3" json:"executor_kind,omitempty"`
-	Kind         string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
-	KindVersion  string `protobuf:"bytes,6,opt,name=kind_version,json=kindVersion,proto3" json:"kind_version,omitempty"`
-	// to the deadline, from receipt; absent: no deadline
+	// Which handler to run.
+	Kind string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
+	// A version that this executor offered in its capabilities.
+	KindVersion string `protobuf:"bytes,6,opt,name=kind_version,json=kindVersion,proto3" json:"kind_version,omitempty"`
+	// To the deadline, counted from receipt by the executor's monotonic clock. Absent: no deadline.
 	TimeRemaining *durationpb.Duration `protobuf:"bytes,7,opt,name=time_remaining,json=timeRemaining,proto3" json:"time_remaining,omitempty"`
-	// the same instant by the database's clock: to show, never to compare
+	// The same instant by the database's clock: to show, never to compare. Absent: no deadline.
 	Deadline *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=deadline,proto3" json:"deadline,omitempty"`
-	// from running; absent: none
+	// Longest duration of this attempt, from `running`. Absent: none.
 	AttemptTimeout *durationpb.Duration `protobuf:"bytes,9,opt,name=attempt_timeout,json=attemptTimeout,proto3" json:"attempt_timeout,omitempty"`
-	// longest silence of a running handler; absent: none
+	// Longest time of a running handler without an event. Absent: none.
 	ProgressTimeout *durationpb.Duration `protobuf:"bytes,10,opt,name=progress_timeout,json=progressTimeout,proto3" json:"progress_timeout,omitempty"`
-	LeaseDuration   *durationpb.Duration `protobuf:"bytes,11,opt,name=lease_duration,json=leaseDuration,proto3" json:"lease_duration,omitempty"`
-	Input           *Payload             `protobuf:"bytes,12,opt,name=input,proto3" json:"input,omitempty"`
-	InputArtifacts  []*Artifact          `protobuf:"bytes,13,rep,name=input_artifacts,json=inputArtifacts,proto3" json:"input_artifacts,omitempty"`
-	// by the name that the handler asks for
+	// How long the lease lasts from the sending of its newest renewed heartbeat. The executor stops the handler before.
+	LeaseDuration *durationpb.Duration `protobuf:"bytes,11,opt,name=lease_duration,json=leaseDuration,proto3" json:"lease_duration,omitempty"`
+	// The step's input, with all references resolved. Absent: none.
+	Input *Payload `protobuf:"bytes,12,opt,name=input,proto3" json:"input,omitempty"`
+	// By the names that the step's bindings give them; large ones are fetched from ArtifactService.
+	InputArtifacts []*Artifact `protobuf:"bytes,13,rep,name=input_artifacts,json=inputArtifacts,proto3" json:"input_artifacts,omitempty"`
+	// Secrets to resolve, by the name that the handler asks for.
 	Secrets map[string]*SecretRef `protobuf:"bytes,14,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// the newest stored by an earlier attempt
+	// The newest that an earlier attempt stored. Absent: none.
 	Checkpoint *Payload `protobuf:"bytes,15,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
-	// all that is recorded under this idempotency key
+	// All that is recorded under this idempotency key, from this attempt and earlier ones.
 	Effects []*Effect `protobuf:"bytes,16,rep,name=effects,proto3" json:"effects,omitempty"`
-	// of the run's creation; the attempt's span links to it
-	Trace             *TraceContext `protobuf:"bytes,17,opt,name=trace,proto3" json:"trace,omitempty"`
-	Definition        string        `protobuf:"bytes,18,opt,name=definition,proto3" json:"definition,omitempty"`
-	DefinitionVersion int32         `protobuf:"varint,19,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
-	StepName          string        `protobuf:"bytes,20,opt,name=step_name,json=stepName,proto3" json:"step_name,omitempty"`
-	// spent so far, and the budget
-	Failures      int32 `protobuf:"varint,21,opt,name=failures,proto3" json:"failures,omitempty"`
+	// Of the run's creation; the attempt's span links to it. Absent: no trace.
+	Trace *TraceContext `protobuf:"bytes,17,opt,name=trace,proto3" json:"trace,omitempty"`
+	// The definition that the run follows.
+	Definition string `protobuf:"bytes,18,opt,name=definition,proto3" json:"definition,omitempty"`
+	// Its version.
+	DefinitionVersion int32 `protobuf:"varint,19,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
+	// The step's name in the definition.
+	StepName string `protobuf:"bytes,20,opt,name=step_name,json=stepName,proto3" json:"step_name,omitempty"`
+	// How much of the budget is spent so far.
+	Failures int32 `protobuf:"varint,21,opt,name=failures,proto3" json:"failures,omitempty"`
+	// The budget: the step is closed when `failures` reaches it.
 	MaxAttempts   int32 `protobuf:"varint,22,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -310,14 +325,20 @@ func (x *JobRequest) GetMaxAttempts() int32 {
 	return 0
 }
 
-// Kept by the executor until acknowledged, and sent again unchanged after a reconnect.
+// What an executor reports about one lease. It keeps each event until it is acknowledged, and sends it again unchanged
+// after a reconnect. The scheduler stores each (step, attempt, sequence) once: a repeat is acknowledged and changes
+// nothing.
 type ProgressEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Lease *Lease                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
-	// place within the attempt: 1, 2, 3, ...
+	// As received with the job.
+	Lease *Lease `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// Place within the attempt: 1, 2, 3, ...; given when the event enters the executor's outbox. A number left out is
+	// not waited for.
 	Sequence int64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// the executor's clock, to show only
+	// By the executor's clock, to show only.
 	EventTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=event_time,json=eventTime,proto3" json:"event_time,omitempty"`
+	// What happened. Unset, or unknown to the receiver: stored, and without an effect.
+	//
 	// Types that are valid to be assigned to Event:
 	//
 	//	*ProgressEvent_Accepted
@@ -458,35 +479,37 @@ type isProgressEvent_Event interface {
 }
 
 type ProgressEvent_Accepted struct {
-	// first: a slot is reserved, no user code has run
+	// Always first: a slot is reserved, no user code has run. User code waits for its acknowledgement.
 	Accepted *JobAccepted `protobuf:"bytes,4,opt,name=accepted,proto3,oneof"`
 }
 
 type ProgressEvent_Running struct {
-	// user code begins
+	// User code begins.
 	Running *JobRunning `protobuf:"bytes,5,opt,name=running,proto3,oneof"`
 }
 
 type ProgressEvent_Progress struct {
+	// It moves. May be merged into a newer one before it is sent, keeping its number.
 	Progress *JobProgress `protobuf:"bytes,6,opt,name=progress,proto3,oneof"`
 }
 
 type ProgressEvent_Succeeded struct {
-	// terminal, like the next
+	// Terminal. The handler is done: result and manifest become the step's, or nothing does.
 	Succeeded *JobResult `protobuf:"bytes,7,opt,name=succeeded,proto3,oneof"`
 }
 
 type ProgressEvent_Failed struct {
+	// Terminal. The attempt failed; whether another one follows is the scheduler's to decide.
 	Failed *JobError `protobuf:"bytes,8,opt,name=failed,proto3,oneof"`
 }
 
 type ProgressEvent_Cancelled struct {
-	// the runner has ended
+	// Terminal. The attempt ended because it was asked to, and the runner has ended.
 	Cancelled *JobCancelled `protobuf:"bytes,9,opt,name=cancelled,proto3,oneof"`
 }
 
 type ProgressEvent_Effect struct {
-	// acknowledged before once() returns
+	// A side effect was made and is to be remembered. Acknowledged before `once` returns to the handler.
 	Effect *Effect `protobuf:"bytes,10,opt,name=effect,proto3,oneof"`
 }
 
@@ -504,10 +527,13 @@ func (*ProgressEvent_Cancelled) isProgressEvent_Event() {}
 
 func (*ProgressEvent_Effect) isProgressEvent_Event() {}
 
+// The executor took the lease up.
 type JobAccepted struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ExecutorId    string                 `protobuf:"bytes,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
-	ExecutorName  string                 `protobuf:"bytes,2,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in Hello.
+	ExecutorId string `protobuf:"bytes,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
+	// As in Hello, for people.
+	ExecutorName  string `protobuf:"bytes,2,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -556,9 +582,11 @@ func (x *JobAccepted) GetExecutorName() string {
 	return ""
 }
 
+// The handler runs.
 type JobRunning struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RunnerId      string                 `protobuf:"bytes,1,opt,name=runner_id,json=runnerId,proto3" json:"runner_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The runner process, as the executor names it. To show.
+	RunnerId      string `protobuf:"bytes,1,opt,name=runner_id,json=runnerId,proto3" json:"runner_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -600,13 +628,16 @@ func (x *JobRunning) GetRunnerId() string {
 	return ""
 }
 
+// How far a handler is.
 type JobProgress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0 to 1; absent: unknown
-	Fraction *float64           `protobuf:"fixed64,1,opt,name=fraction,proto3,oneof" json:"fraction,omitempty"`
-	Message  string             `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	Metrics  map[string]float64 `protobuf:"bytes,3,rep,name=metrics,proto3" json:"metrics,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
-	// absent: the last one stays
+	// From 0 to 1. Absent: unknown.
+	Fraction *float64 `protobuf:"fixed64,1,opt,name=fraction,proto3,oneof" json:"fraction,omitempty"`
+	// For people; over 4 KiB it is cut. Empty: none.
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// Named figures, such as documents done.
+	Metrics map[string]float64 `protobuf:"bytes,3,rep,name=metrics,proto3" json:"metrics,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	// What a later attempt is to go on from. Absent: the last one stays.
 	Checkpoint    *Payload `protobuf:"bytes,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -670,11 +701,13 @@ func (x *JobProgress) GetCheckpoint() *Payload {
 	return nil
 }
 
-// the first of a name stays
+// The recorded result of a side effect, kept under the step's idempotency key.
 type Effect struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Result        *Payload               `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The handler's name for it. The first result of a name stays; a later one is acknowledged and dropped.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// At most Limits.max_inline_bytes.
+	Result        *Payload `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -723,11 +756,15 @@ func (x *Effect) GetResult() *Payload {
 	return nil
 }
 
+// What a successful attempt leaves.
 type JobResult struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Output   *Payload               `protobuf:"bytes,1,opt,name=output,proto3" json:"output,omitempty"`
-	Manifest *ArtifactManifest      `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"`
-	// really read, beyond input_artifacts
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The step's output, which later steps may refer to. Absent: null.
+	Output *Payload `protobuf:"bytes,1,opt,name=output,proto3" json:"output,omitempty"`
+	// The step's artifacts. Each one that is not inline must be in the blob store: else BLOBS_MISSING, and the same
+	// event is sent again after the upload.
+	Manifest *ArtifactManifest `protobuf:"bytes,2,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	// Inputs that the handler really read, beyond input_artifacts; for lineage.
 	Consumed      []*Digest `protobuf:"bytes,3,rep,name=consumed,proto3" json:"consumed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -784,21 +821,24 @@ func (x *JobResult) GetConsumed() []*Digest {
 	return nil
 }
 
+// Why an attempt failed.
 type JobError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// section 5
+	// A code of the failures' table, or a handler's own: two words or more in upper snake case, at most 63 characters.
 	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
-	// for people: valid UTF-8, redacted, cut to size
+	// For people: valid UTF-8, secrets redacted, cut at 16 KiB.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// absent: the code's default, and true for a code that section 5 does not list
-	Retryable *bool    `protobuf:"varint,3,opt,name=retryable,proto3,oneof" json:"retryable,omitempty"`
-	Details   *Payload `protobuf:"bytes,4,opt,name=details,proto3" json:"details,omitempty"`
-	// no next attempt before
+	// Whether another attempt may help. Absent: the code's default, which is true for a code that the table lacks.
+	Retryable *bool `protobuf:"varint,3,opt,name=retryable,proto3,oneof" json:"retryable,omitempty"`
+	// What programs may want to know. Absent: nothing.
+	Details *Payload `protobuf:"bytes,4,opt,name=details,proto3" json:"details,omitempty"`
+	// No next attempt before that time has passed. Absent: the backoff alone.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,5,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
-	// redacted, cut to size
-	StackTrace string      `protobuf:"bytes,6,opt,name=stack_trace,json=stackTrace,proto3" json:"stack_trace,omitempty"`
+	// Redacted, cut at 64 KiB. Empty: none.
+	StackTrace string `protobuf:"bytes,6,opt,name=stack_trace,json=stackTrace,proto3" json:"stack_trace,omitempty"`
+	// How the runner process ended. Absent: it lives, or nothing is known.
 	RunnerExit *RunnerExit `protobuf:"bytes,7,opt,name=runner_exit,json=runnerExit,proto3" json:"runner_exit,omitempty"`
-	// logs, partial results: kept with the attempt, never the step's output
+	// Logs and partial results: kept with the attempt, never the step's output. Absent: none.
 	Manifest      *ArtifactManifest `protobuf:"bytes,8,opt,name=manifest,proto3" json:"manifest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -890,12 +930,16 @@ func (x *JobError) GetManifest() *ArtifactManifest {
 	return nil
 }
 
-// reason as in CancelJob
+// The attempt was ended on request.
 type JobCancelled struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
-	Checkpoint    *Payload               `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
-	RunnerExit    *RunnerExit            `protobuf:"bytes,3,opt,name=runner_exit,json=runnerExit,proto3" json:"runner_exit,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in CancelJob.reason, or EXECUTOR_SHUTDOWN of the executor's own accord. An unasked CANCELLED counts as
+	// HANDLER_FAILED.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// What a later attempt is to go on from. Absent: the last one stays.
+	Checkpoint *Payload `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	// How the runner process ended. Absent: it lives on for other jobs.
+	RunnerExit    *RunnerExit `protobuf:"bytes,3,opt,name=runner_exit,json=runnerExit,proto3" json:"runner_exit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -951,13 +995,17 @@ func (x *JobCancelled) GetRunnerExit() *RunnerExit {
 	return nil
 }
 
-// absent: unknown
+// The end of a runner process, as the executor saw it.
 type RunnerExit struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	ExitCode        *int32                 `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
-	Signal          *int32                 `protobuf:"varint,2,opt,name=signal,proto3,oneof" json:"signal,omitempty"`
-	OutOfMemory     bool                   `protobuf:"varint,3,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"`
-	PeakMemoryBytes *int64                 `protobuf:"varint,4,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3,oneof" json:"peak_memory_bytes,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absent: it was ended by a signal, or nothing is known.
+	ExitCode *int32 `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3,oneof" json:"exit_code,omitempty"`
+	// The number of the signal that ended it. Absent: none.
+	Signal *int32 `protobuf:"varint,2,opt,name=signal,proto3,oneof" json:"signal,omitempty"`
+	// It was killed for want of memory.
+	OutOfMemory bool `protobuf:"varint,3,opt,name=out_of_memory,json=outOfMemory,proto3" json:"out_of_memory,omitempty"`
+	// The most memory that it held. Absent: not measured.
+	PeakMemoryBytes *int64 `protobuf:"varint,4,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3,oneof" json:"peak_memory_bytes,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }

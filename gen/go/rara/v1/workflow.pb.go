@@ -23,13 +23,16 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// zero: fail fast
+// What one failed step means for the others.
 type OnFailure int32
 
 const (
+	// Fail fast.
 	OnFailure_ON_FAILURE_UNSPECIFIED OnFailure = 0
-	OnFailure_ON_FAILURE_FAIL_FAST   OnFailure = 1
-	OnFailure_ON_FAILURE_CONTINUE    OnFailure = 2
+	// The rest of the run is cancelled.
+	OnFailure_ON_FAILURE_FAIL_FAST OnFailure = 1
+	// Steps that do not depend on it go on.
+	OnFailure_ON_FAILURE_CONTINUE OnFailure = 2
 )
 
 // Enum value maps for OnFailure.
@@ -73,16 +76,24 @@ func (OnFailure) EnumDescriptor() ([]byte, []int) {
 	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{0}
 }
 
+// Where a run stands.
 type WorkflowRunState int32
 
 const (
+	// Never sent.
 	WorkflowRunState_WORKFLOW_RUN_STATE_UNSPECIFIED WorkflowRunState = 0
-	WorkflowRunState_WORKFLOW_RUN_STATE_PENDING     WorkflowRunState = 1
-	WorkflowRunState_WORKFLOW_RUN_STATE_RUNNING     WorkflowRunState = 2
-	WorkflowRunState_WORKFLOW_RUN_STATE_CANCELLING  WorkflowRunState = 3
-	WorkflowRunState_WORKFLOW_RUN_STATE_SUCCEEDED   WorkflowRunState = 4
-	WorkflowRunState_WORKFLOW_RUN_STATE_FAILED      WorkflowRunState = 5
-	WorkflowRunState_WORKFLOW_RUN_STATE_CANCELLED   WorkflowRunState = 6
+	// No step was taken up yet.
+	WorkflowRunState_WORKFLOW_RUN_STATE_PENDING WorkflowRunState = 1
+	// Steps run, or wait their turn.
+	WorkflowRunState_WORKFLOW_RUN_STATE_RUNNING WorkflowRunState = 2
+	// A cancel was requested, and executors still hold steps.
+	WorkflowRunState_WORKFLOW_RUN_STATE_CANCELLING WorkflowRunState = 3
+	// Final: every step succeeded.
+	WorkflowRunState_WORKFLOW_RUN_STATE_SUCCEEDED WorkflowRunState = 4
+	// Final: a step failed for good, or waited in vain.
+	WorkflowRunState_WORKFLOW_RUN_STATE_FAILED WorkflowRunState = 5
+	// Final: no step failed, and at least one was cancelled.
+	WorkflowRunState_WORKFLOW_RUN_STATE_CANCELLED WorkflowRunState = 6
 )
 
 // Enum value maps for WorkflowRunState.
@@ -134,17 +145,26 @@ func (WorkflowRunState) EnumDescriptor() ([]byte, []int) {
 	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{1}
 }
 
+// Where a step stands.
 type StepRunState int32
 
 const (
-	StepRunState_STEP_RUN_STATE_UNSPECIFIED      StepRunState = 0
-	StepRunState_STEP_RUN_STATE_PENDING          StepRunState = 1
-	StepRunState_STEP_RUN_STATE_LEASED           StepRunState = 2
-	StepRunState_STEP_RUN_STATE_RUNNING          StepRunState = 3
+	// Never sent.
+	StepRunState_STEP_RUN_STATE_UNSPECIFIED StepRunState = 0
+	// Created; leasable once its dependencies have succeeded.
+	StepRunState_STEP_RUN_STATE_PENDING StepRunState = 1
+	// A lease was granted.
+	StepRunState_STEP_RUN_STATE_LEASED StepRunState = 2
+	// Its owner reported that execution began.
+	StepRunState_STEP_RUN_STATE_RUNNING StepRunState = 3
+	// An attempt ended; leasable again at `available_at`.
 	StepRunState_STEP_RUN_STATE_RETRYABLE_FAILED StepRunState = 4
-	StepRunState_STEP_RUN_STATE_SUCCEEDED        StepRunState = 5
-	StepRunState_STEP_RUN_STATE_TERMINAL_FAILED  StepRunState = 6
-	StepRunState_STEP_RUN_STATE_CANCELLED        StepRunState = 7
+	// Final: result and manifest are durable.
+	StepRunState_STEP_RUN_STATE_SUCCEEDED StepRunState = 5
+	// Final: not retryable, or the budget is spent.
+	StepRunState_STEP_RUN_STATE_TERMINAL_FAILED StepRunState = 6
+	// Final: it was not wanted any more, or could not be run.
+	StepRunState_STEP_RUN_STATE_CANCELLED StepRunState = 7
 )
 
 // Enum value maps for StepRunState.
@@ -198,12 +218,16 @@ func (StepRunState) EnumDescriptor() ([]byte, []int) {
 	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{2}
 }
 
+// Which way lineage is followed.
 type LineageDirection int32
 
 const (
+	// Upstream.
 	LineageDirection_LINEAGE_DIRECTION_UNSPECIFIED LineageDirection = 0
-	LineageDirection_LINEAGE_DIRECTION_UPSTREAM    LineageDirection = 1
-	LineageDirection_LINEAGE_DIRECTION_DOWNSTREAM  LineageDirection = 2
+	// To what made it.
+	LineageDirection_LINEAGE_DIRECTION_UPSTREAM LineageDirection = 1
+	// To what used it.
+	LineageDirection_LINEAGE_DIRECTION_DOWNSTREAM LineageDirection = 2
 )
 
 // Enum value maps for LineageDirection.
@@ -247,15 +271,20 @@ func (LineageDirection) EnumDescriptor() ([]byte, []int) {
 	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{3}
 }
 
-// silent: connected, not heard for two heartbeats, gets no job
+// How an executor is connected.
 type ExecutorState int32
 
 const (
+	// Never sent.
 	ExecutorState_EXECUTOR_STATE_UNSPECIFIED ExecutorState = 0
-	ExecutorState_EXECUTOR_STATE_CONNECTED   ExecutorState = 1
-	ExecutorState_EXECUTOR_STATE_SILENT      ExecutorState = 2
-	ExecutorState_EXECUTOR_STATE_DRAINING    ExecutorState = 3
-	ExecutorState_EXECUTOR_STATE_LOST        ExecutorState = 4
+	// It has a session and is heard.
+	ExecutorState_EXECUTOR_STATE_CONNECTED ExecutorState = 1
+	// It has a session, and was not heard for two heartbeats; it gets no job.
+	ExecutorState_EXECUTOR_STATE_SILENT ExecutorState = 2
+	// It has a session and takes no new job.
+	ExecutorState_EXECUTOR_STATE_DRAINING ExecutorState = 3
+	// It has no session any more.
+	ExecutorState_EXECUTOR_STATE_LOST ExecutorState = 4
 )
 
 // Enum value maps for ExecutorState.
@@ -303,14 +332,18 @@ func (ExecutorState) EnumDescriptor() ([]byte, []int) {
 	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{4}
 }
 
+// How often and how soon a step is tried again. A field that is 0 or absent takes the scheduler's default.
 type RetryPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// the budget that failures spend; 0: the default, 3
-	MaxAttempts       int32                `protobuf:"varint,1,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
-	InitialBackoff    *durationpb.Duration `protobuf:"bytes,2,opt,name=initial_backoff,json=initialBackoff,proto3" json:"initial_backoff,omitempty"`
-	MaxBackoff        *durationpb.Duration `protobuf:"bytes,3,opt,name=max_backoff,json=maxBackoff,proto3" json:"max_backoff,omitempty"`
-	BackoffMultiplier float64              `protobuf:"fixed64,4,opt,name=backoff_multiplier,json=backoffMultiplier,proto3" json:"backoff_multiplier,omitempty"`
-	// never retried, whatever the error says
+	// The budget that failures spend. 0: the default, 3.
+	MaxAttempts int32 `protobuf:"varint,1,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	// Ceiling of the wait after the first failure. The wait is drawn evenly from 0 to its ceiling.
+	InitialBackoff *durationpb.Duration `protobuf:"bytes,2,opt,name=initial_backoff,json=initialBackoff,proto3" json:"initial_backoff,omitempty"`
+	// No ceiling grows above it.
+	MaxBackoff *durationpb.Duration `protobuf:"bytes,3,opt,name=max_backoff,json=maxBackoff,proto3" json:"max_backoff,omitempty"`
+	// By which the ceiling grows with each further failure; at least 1.
+	BackoffMultiplier float64 `protobuf:"fixed64,4,opt,name=backoff_multiplier,json=backoffMultiplier,proto3" json:"backoff_multiplier,omitempty"`
+	// Never retried, whatever the error says.
 	TerminalCodes []string `protobuf:"bytes,5,rep,name=terminal_codes,json=terminalCodes,proto3" json:"terminal_codes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -381,12 +414,15 @@ func (x *RetryPolicy) GetTerminalCodes() []string {
 	return nil
 }
 
-// Hands an artifact to a step. from_step is a dependency, and empty for the run's input_artifacts; empty from_name: same as name.
+// Hands an artifact to a step.
 type ArtifactBinding struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	FromStep      string                 `protobuf:"bytes,2,opt,name=from_step,json=fromStep,proto3" json:"from_step,omitempty"`
-	FromName      string                 `protobuf:"bytes,3,opt,name=from_name,json=fromName,proto3" json:"from_name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As the step's handler asks for it.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The step that makes it, which becomes a dependency. Empty: it is one of the run's input_artifacts.
+	FromStep string `protobuf:"bytes,2,opt,name=from_step,json=fromStep,proto3" json:"from_step,omitempty"`
+	// What it is called there. Empty: the same as `name`.
+	FromName      string `protobuf:"bytes,3,opt,name=from_name,json=fromName,proto3" json:"from_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -442,30 +478,42 @@ func (x *ArtifactBinding) GetFromName() string {
 	return ""
 }
 
+// One step of a definition.
 type StepDefinition struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	StepName string                 `protobuf:"bytes,1,opt,name=step_name,json=stepName,proto3" json:"step_name,omitempty"`
-	// empty: any
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique in the definition.
+	StepName string `protobuf:"bytes,1,opt,name=step_name,json=stepName,proto3" json:"step_name,omitempty"`
+	// The kind of executor that runs it. Empty: any.
 	ExecutorKind string `protobuf:"bytes,2,opt,name=executor_kind,json=executorKind,proto3" json:"executor_kind,omitempty"`
-	Kind         string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
-	// a version or its first parts: "1" takes 1.4.2; empty: any
-	KindVersion string   `protobuf:"bytes,4,opt,name=kind_version,json=kindVersion,proto3" json:"kind_version,omitempty"`
-	DependsOn   []string `protobuf:"bytes,5,rep,name=depends_on,json=dependsOn,proto3" json:"depends_on,omitempty"`
-	// section 4
-	InputTemplate  *Payload              `protobuf:"bytes,6,opt,name=input_template,json=inputTemplate,proto3" json:"input_template,omitempty"`
-	InputArtifacts []*ArtifactBinding    `protobuf:"bytes,7,rep,name=input_artifacts,json=inputArtifacts,proto3" json:"input_artifacts,omitempty"`
-	Secrets        map[string]*SecretRef `protobuf:"bytes,8,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	RequiredLabels map[string]string     `protobuf:"bytes,9,rep,name=required_labels,json=requiredLabels,proto3" json:"required_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Retry          *RetryPolicy          `protobuf:"bytes,10,opt,name=retry,proto3" json:"retry,omitempty"`
-	// over all attempts, from when its dependencies have succeeded
-	Timeout         *durationpb.Duration `protobuf:"bytes,11,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	AttemptTimeout  *durationpb.Duration `protobuf:"bytes,12,opt,name=attempt_timeout,json=attemptTimeout,proto3" json:"attempt_timeout,omitempty"`
+	// The handler that runs it.
+	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	// A version or its first parts: "1" takes 1.4.2. Empty: any.
+	KindVersion string `protobuf:"bytes,4,opt,name=kind_version,json=kindVersion,proto3" json:"kind_version,omitempty"`
+	// Steps that must have succeeded before. Steps named in references and bindings are added.
+	DependsOn []string `protobuf:"bytes,5,rep,name=depends_on,json=dependsOn,proto3" json:"depends_on,omitempty"`
+	// The step's input. An object whose only member is `$ref` stands for the value at that JSON pointer in
+	// {"run": {"input": ...}, "steps": {NAME: {"output": ...}}}; resolved when the step is first leased. Absent: none.
+	InputTemplate *Payload `protobuf:"bytes,6,opt,name=input_template,json=inputTemplate,proto3" json:"input_template,omitempty"`
+	// Artifacts that the step is given.
+	InputArtifacts []*ArtifactBinding `protobuf:"bytes,7,rep,name=input_artifacts,json=inputArtifacts,proto3" json:"input_artifacts,omitempty"`
+	// Secrets that the step may ask for, by the name under which it does.
+	Secrets map[string]*SecretRef `protobuf:"bytes,8,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Labels that an executor must have, all of them.
+	RequiredLabels map[string]string `protobuf:"bytes,9,rep,name=required_labels,json=requiredLabels,proto3" json:"required_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Absent: the scheduler's default policy.
+	Retry *RetryPolicy `protobuf:"bytes,10,opt,name=retry,proto3" json:"retry,omitempty"`
+	// Over all attempts, from when its dependencies have succeeded. Absent: none.
+	Timeout *durationpb.Duration `protobuf:"bytes,11,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Of one attempt, from `running`; a failure then spends the budget. Absent: none.
+	AttemptTimeout *durationpb.Duration `protobuf:"bytes,12,opt,name=attempt_timeout,json=attemptTimeout,proto3" json:"attempt_timeout,omitempty"`
+	// Longest time of a running attempt without progress. Absent: none.
 	ProgressTimeout *durationpb.Duration `protobuf:"bytes,13,opt,name=progress_timeout,json=progressTimeout,proto3" json:"progress_timeout,omitempty"`
-	// longest wait for a capable executor
+	// Longest wait for a capable executor. Absent: none.
 	ScheduleTimeout *durationpb.Duration `protobuf:"bytes,14,opt,name=schedule_timeout,json=scheduleTimeout,proto3" json:"schedule_timeout,omitempty"`
-	CancelGrace     *durationpb.Duration `protobuf:"bytes,15,opt,name=cancel_grace,json=cancelGrace,proto3" json:"cancel_grace,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Between asking a handler to end and killing it. Absent: the scheduler's default.
+	CancelGrace   *durationpb.Duration `protobuf:"bytes,15,opt,name=cancel_grace,json=cancelGrace,proto3" json:"cancel_grace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepDefinition) Reset() {
@@ -603,19 +651,24 @@ func (x *StepDefinition) GetCancelGrace() *durationpb.Duration {
 	return nil
 }
 
-// immutable; 16 to 19 are kept for pausing
+// A workflow, immutable once registered. 16 to 19 are kept for pausing.
 type Definition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// lower case, digits, dashes
+	// Its name: lower case, digits, dashes.
 	Definition string `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
-	// given by the scheduler: 1, 2, 3, ...
+	// Given by the scheduler: 1, 2, 3, ... Ignored when registering.
 	Version int32 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
-	// of the canonical form
-	ContentSha256 string                 `protobuf:"bytes,3,opt,name=content_sha256,json=contentSha256,proto3" json:"content_sha256,omitempty"`
-	Steps         []*StepDefinition      `protobuf:"bytes,4,rep,name=steps,proto3" json:"steps,omitempty"`
-	RunTimeout    *durationpb.Duration   `protobuf:"bytes,5,opt,name=run_timeout,json=runTimeout,proto3" json:"run_timeout,omitempty"`
-	OnFailure     OnFailure              `protobuf:"varint,6,opt,name=on_failure,json=onFailure,proto3,enum=rara.v1.OnFailure" json:"on_failure,omitempty"`
-	Labels        map[string]string      `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Of the canonical form, set by the scheduler. Ignored when registering.
+	ContentSha256 string `protobuf:"bytes,3,opt,name=content_sha256,json=contentSha256,proto3" json:"content_sha256,omitempty"`
+	// At least one, at most 10,000; without cycles.
+	Steps []*StepDefinition `protobuf:"bytes,4,rep,name=steps,proto3" json:"steps,omitempty"`
+	// Longest duration of a run. Absent: none.
+	RunTimeout *durationpb.Duration `protobuf:"bytes,5,opt,name=run_timeout,json=runTimeout,proto3" json:"run_timeout,omitempty"`
+	// What one failed step means for the others.
+	OnFailure OnFailure `protobuf:"varint,6,opt,name=on_failure,json=onFailure,proto3,enum=rara.v1.OnFailure" json:"on_failure,omitempty"`
+	// For people and filters. Not used for dispatch.
+	Labels map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Set by the scheduler.
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -707,31 +760,46 @@ func (x *Definition) GetCreatedAt() *timestamppb.Timestamp {
 	return nil
 }
 
-// 21 to 24 are kept for pausing, 25 to 29 for priority and concurrency
+// A run of one version of a definition. 21 to 24 are kept for pausing, 25 to 29 for priority and concurrency.
 type WorkflowRun struct {
-	state             protoimpl.MessageState `protogen:"open.v1"`
-	WorkflowRunId     string                 `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
-	Definition        string                 `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
-	DefinitionVersion int32                  `protobuf:"varint,3,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
-	State             WorkflowRunState       `protobuf:"varint,4,opt,name=state,proto3,enum=rara.v1.WorkflowRunState" json:"state,omitempty"`
-	Input             *Payload               `protobuf:"bytes,5,opt,name=input,proto3" json:"input,omitempty"`
-	InputArtifacts    []*Artifact            `protobuf:"bytes,6,rep,name=input_artifacts,json=inputArtifacts,proto3" json:"input_artifacts,omitempty"`
-	// by state
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A UUID.
+	WorkflowRunId string `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
+	// What it is a run of.
+	Definition string `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
+	// Resolved when it was started.
+	DefinitionVersion int32 `protobuf:"varint,3,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
+	// Where it stands.
+	State WorkflowRunState `protobuf:"varint,4,opt,name=state,proto3,enum=rara.v1.WorkflowRunState" json:"state,omitempty"`
+	// As given at its start. Absent: none. Lists and watches leave out one of more than 4 KiB.
+	Input *Payload `protobuf:"bytes,5,opt,name=input,proto3" json:"input,omitempty"`
+	// As given at its start. Lists and watches leave out inline bytes.
+	InputArtifacts []*Artifact `protobuf:"bytes,6,rep,name=input_artifacts,json=inputArtifacts,proto3" json:"input_artifacts,omitempty"`
+	// How many steps are in each state, by the state's name in lower case, such as "succeeded". States without a step
+	// may be missing.
 	StepCounts map[string]int32 `protobuf:"bytes,7,rep,name=step_counts,json=stepCounts,proto3" json:"step_counts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// the first step that made the run fail, and its error
-	FailedStepRunId string            `protobuf:"bytes,8,opt,name=failed_step_run_id,json=failedStepRunId,proto3" json:"failed_step_run_id,omitempty"`
-	Error           *JobError         `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"`
-	Labels          map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// rises with every stored change of the run or its steps; may skip numbers
-	Revision             int64                  `protobuf:"varint,11,opt,name=revision,proto3" json:"revision,omitempty"`
-	RetryOfWorkflowRunId string                 `protobuf:"bytes,12,opt,name=retry_of_workflow_run_id,json=retryOfWorkflowRunId,proto3" json:"retry_of_workflow_run_id,omitempty"`
-	CreatedAt            *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	StartedAt            *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	EndedAt              *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
-	Deadline             *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=deadline,proto3" json:"deadline,omitempty"`
-	CancelRequestedAt    *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=cancel_requested_at,json=cancelRequestedAt,proto3" json:"cancel_requested_at,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// The first step that made the run fail. Empty: none did.
+	FailedStepRunId string `protobuf:"bytes,8,opt,name=failed_step_run_id,json=failedStepRunId,proto3" json:"failed_step_run_id,omitempty"`
+	// Its error. Absent: none.
+	Error *JobError `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"`
+	// As given at its start.
+	Labels map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Rises with every stored change of the run or its steps; may skip numbers.
+	Revision int64 `protobuf:"varint,11,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The run that this one does again. Empty: none.
+	RetryOfWorkflowRunId string `protobuf:"bytes,12,opt,name=retry_of_workflow_run_id,json=retryOfWorkflowRunId,proto3" json:"retry_of_workflow_run_id,omitempty"`
+	// When it was started by a call.
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// When its first step was taken up. Absent: not yet.
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// When its last step closed. Absent: not yet.
+	EndedAt *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// When its steps are cancelled with DEADLINE_EXCEEDED. Absent: never.
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// When a cancel was first requested. Absent: never.
+	CancelRequestedAt *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=cancel_requested_at,json=cancelRequestedAt,proto3" json:"cancel_requested_at,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *WorkflowRun) Reset() {
@@ -883,14 +951,16 @@ func (x *WorkflowRun) GetCancelRequestedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// How far a cancel has come. Each fact is stored.
 type CancelFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// section 5, column C
-	Reason      string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Why: CANCELLED, DEADLINE_EXCEEDED, SIBLING_FAILED, ATTEMPT_TIMEOUT or PROGRESS_TIMEOUT.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The wish was stored.
 	RequestedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=requested_at,json=requestedAt,proto3" json:"requested_at,omitempty"`
-	// the executor's receipt
+	// The executor's receipt came. Absent: not yet, or there was no executor.
 	DeliveredAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=delivered_at,json=deliveredAt,proto3" json:"delivered_at,omitempty"`
-	// its terminal event; absent: closed without its word
+	// Its terminal event came. Absent: not yet, or the step was closed without its word.
 	ConfirmedAt   *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=confirmed_at,json=confirmedAt,proto3" json:"confirmed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -954,40 +1024,59 @@ func (x *CancelFacts) GetConfirmedAt() *timestamppb.Timestamp {
 	return nil
 }
 
-// 26 to 29 are kept for pausing
+// One step of a run. 26 to 29 are kept for pausing.
 type StepRun struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// of the run that executed it, also where another run reuses it
-	StepRunId     string `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
+	// A UUID.
+	StepRunId string `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
+	// The run that executed it, also where another run reuses it.
 	WorkflowRunId string `protobuf:"bytes,2,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
-	StepName      string `protobuf:"bytes,3,opt,name=step_name,json=stepName,proto3" json:"step_name,omitempty"`
-	// why it is in this state: section 5, column S
-	State        StepRunState `protobuf:"varint,4,opt,name=state,proto3,enum=rara.v1.StepRunState" json:"state,omitempty"`
-	Reason       string       `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	Attempt      int32        `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	Failures     int32        `protobuf:"varint,7,opt,name=failures,proto3" json:"failures,omitempty"`
-	MaxAttempts  int32        `protobuf:"varint,8,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
-	ExecutorKind string       `protobuf:"bytes,9,opt,name=executor_kind,json=executorKind,proto3" json:"executor_kind,omitempty"`
-	Kind         string       `protobuf:"bytes,10,opt,name=kind,proto3" json:"kind,omitempty"`
-	KindVersion  string       `protobuf:"bytes,11,opt,name=kind_version,json=kindVersion,proto3" json:"kind_version,omitempty"`
-	// of the current or last lease
-	ExecutorId   string `protobuf:"bytes,12,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
+	// As in the definition.
+	StepName string `protobuf:"bytes,3,opt,name=step_name,json=stepName,proto3" json:"step_name,omitempty"`
+	// Where it stands.
+	State StepRunState `protobuf:"varint,4,opt,name=state,proto3,enum=rara.v1.StepRunState" json:"state,omitempty"`
+	// Why it is in this state: a code. Empty: nothing to explain.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Leases granted so far.
+	Attempt int32 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// What spent the budget so far.
+	Failures int32 `protobuf:"varint,7,opt,name=failures,proto3" json:"failures,omitempty"`
+	// The budget.
+	MaxAttempts int32 `protobuf:"varint,8,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	// As in the definition.
+	ExecutorKind string `protobuf:"bytes,9,opt,name=executor_kind,json=executorKind,proto3" json:"executor_kind,omitempty"`
+	// As in the definition.
+	Kind string `protobuf:"bytes,10,opt,name=kind,proto3" json:"kind,omitempty"`
+	// As in the definition.
+	KindVersion string `protobuf:"bytes,11,opt,name=kind_version,json=kindVersion,proto3" json:"kind_version,omitempty"`
+	// Of the current or last lease. Empty: none yet.
+	ExecutorId string `protobuf:"bytes,12,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
+	// Of the same executor, for people.
 	ExecutorName string `protobuf:"bytes,13,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
-	// the newest stored
-	Progress     *JobProgress `protobuf:"bytes,14,opt,name=progress,proto3" json:"progress,omitempty"`
-	LastSequence int64        `protobuf:"varint,15,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
-	// the last error
-	Output         *Payload               `protobuf:"bytes,16,opt,name=output,proto3" json:"output,omitempty"`
-	Manifest       *ArtifactManifest      `protobuf:"bytes,17,opt,name=manifest,proto3" json:"manifest,omitempty"`
-	Error          *JobError              `protobuf:"bytes,18,opt,name=error,proto3" json:"error,omitempty"`
-	Cancel         *CancelFacts           `protobuf:"bytes,19,opt,name=cancel,proto3" json:"cancel,omitempty"`
-	AvailableAt    *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=available_at,json=availableAt,proto3" json:"available_at,omitempty"`
+	// The newest stored of the current or last attempt. Absent: none.
+	Progress *JobProgress `protobuf:"bytes,14,opt,name=progress,proto3" json:"progress,omitempty"`
+	// The newest event stored of the current or last attempt. 0: none.
+	LastSequence int64 `protobuf:"varint,15,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
+	// Of a step that succeeded. Lists and watches leave out one of more than 4 KiB.
+	Output *Payload `protobuf:"bytes,16,opt,name=output,proto3" json:"output,omitempty"`
+	// Of a step that succeeded. Lists and watches leave out inline bytes.
+	Manifest *ArtifactManifest `protobuf:"bytes,17,opt,name=manifest,proto3" json:"manifest,omitempty"`
+	// The last error. Absent: none.
+	Error *JobError `protobuf:"bytes,18,opt,name=error,proto3" json:"error,omitempty"`
+	// Absent: nobody asked for a cancel.
+	Cancel *CancelFacts `protobuf:"bytes,19,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	// When it can be leased, while it waits. Absent: it does not wait, or waits for its dependencies.
+	AvailableAt *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=available_at,json=availableAt,proto3" json:"available_at,omitempty"`
+	// When its lease can be taken back. Absent: it has none.
 	LeaseExpiresAt *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=lease_expires_at,json=leaseExpiresAt,proto3" json:"lease_expires_at,omitempty"`
-	StartedAt      *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	EndedAt        *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
-	Deadline       *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=deadline,proto3" json:"deadline,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// When the current or last attempt began to run. Absent: not yet.
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// When it closed. Absent: it is open.
+	EndedAt *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Its own, over all attempts. Absent: none.
+	Deadline      *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepRun) Reset() {
@@ -1188,22 +1277,32 @@ func (x *StepRun) GetDeadline() *timestamppb.Timestamp {
 	return nil
 }
 
+// One lease of a step and how it ended.
 type StepAttempt struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	Lease        *Lease                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
-	ExecutorId   string                 `protobuf:"bytes,2,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
-	ExecutorName string                 `protobuf:"bytes,3,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
-	// how it ended; empty while open and after success
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Step, token and number.
+	Lease *Lease `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	// Who had it.
+	ExecutorId string `protobuf:"bytes,2,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
+	// For people.
+	ExecutorName string `protobuf:"bytes,3,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
+	// How it ended: a code. Empty: it is open, or it succeeded.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
-	// spent: counts in failures
-	Spent bool      `protobuf:"varint,5,opt,name=spent,proto3" json:"spent,omitempty"`
+	// It counts in `failures`.
+	Spent bool `protobuf:"varint,5,opt,name=spent,proto3" json:"spent,omitempty"`
+	// Absent: none was reported.
 	Error *JobError `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
-	// sequence numbers that never came
-	LastSequence  int64                  `protobuf:"varint,7,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
-	Gaps          int32                  `protobuf:"varint,8,opt,name=gaps,proto3" json:"gaps,omitempty"`
-	LeasedAt      *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=leased_at,json=leasedAt,proto3" json:"leased_at,omitempty"`
-	AcceptedAt    *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=accepted_at,json=acceptedAt,proto3" json:"accepted_at,omitempty"`
-	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// The newest event stored. 0: none.
+	LastSequence int64 `protobuf:"varint,7,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
+	// Numbers below it that never came.
+	Gaps int32 `protobuf:"varint,8,opt,name=gaps,proto3" json:"gaps,omitempty"`
+	// When the lease was granted.
+	LeasedAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=leased_at,json=leasedAt,proto3" json:"leased_at,omitempty"`
+	// When `accepted` was stored. Absent: never.
+	AcceptedAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=accepted_at,json=acceptedAt,proto3" json:"accepted_at,omitempty"`
+	// When `running` was stored. Absent: never.
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// When it ended. Absent: it is open.
 	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1323,10 +1422,13 @@ func (x *StepAttempt) GetEndedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// From a client.
 type RegisterDefinitionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Definition    *Definition            `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
-	ValidateOnly  bool                   `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What to register; what the scheduler sets is ignored.
+	Definition *Definition `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
+	// Check only, store nothing.
+	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1375,10 +1477,13 @@ func (x *RegisterDefinitionRequest) GetValidateOnly() bool {
 	return false
 }
 
+// From the scheduler.
 type RegisterDefinitionResponse struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Definition     *Definition            `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
-	AlreadyExisted bool                   `protobuf:"varint,2,opt,name=already_existed,json=alreadyExisted,proto3" json:"already_existed,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As stored. With validate_only, new content has version 0.
+	Definition *Definition `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
+	// Equal content had this version already.
+	AlreadyExisted bool `protobuf:"varint,2,opt,name=already_existed,json=alreadyExisted,proto3" json:"already_existed,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1427,11 +1532,13 @@ func (x *RegisterDefinitionResponse) GetAlreadyExisted() bool {
 	return false
 }
 
-// 0: the newest
+// From a client.
 type GetDefinitionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Definition    string                 `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
-	Version       int32                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Definition string `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
+	// 0: the newest.
+	Version       int32 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1480,9 +1587,11 @@ func (x *GetDefinitionRequest) GetVersion() int32 {
 	return 0
 }
 
+// From the scheduler.
 type GetDefinitionResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Definition    *Definition            `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As stored.
+	Definition    *Definition `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1524,12 +1633,15 @@ func (x *GetDefinitionResponse) GetDefinition() *Definition {
 	return nil
 }
 
-// empty: the newest of each
+// From a client.
 type ListDefinitionsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	Definition    string                 `protobuf:"bytes,3,opt,name=definition,proto3" json:"definition,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0: 50. More than 1000 is taken as 1000.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the page before, with the same filter. Empty: the first page.
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// All versions of this one. Empty: the newest of each.
+	Definition    string `protobuf:"bytes,3,opt,name=definition,proto3" json:"definition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1585,10 +1697,13 @@ func (x *ListDefinitionsRequest) GetDefinition() string {
 	return ""
 }
 
+// From the scheduler.
 type ListDefinitionsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Definitions   []*Definition          `protobuf:"bytes,1,rep,name=definitions,proto3" json:"definitions,omitempty"`
-	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One page.
+	Definitions []*Definition `protobuf:"bytes,1,rep,name=definitions,proto3" json:"definitions,omitempty"`
+	// Empty: that was the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1637,20 +1752,26 @@ func (x *ListDefinitionsResponse) GetNextPageToken() string {
 	return ""
 }
 
-// 9 to 12 are kept for priority and concurrency
+// From a client. 9 to 12 are kept for priority and concurrency.
 type StartRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// same key and content: the same run; empty: no such promise
+	// The caller's name for this start, of at most 255 characters. The same key and content: the same run, as it is now.
+	// The same key and other content: IDEMPOTENCY_CONFLICT. Kept at least 7 days. Empty: no such promise.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// 0: the newest, resolved and stored
-	Definition        string      `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
-	DefinitionVersion int32       `protobuf:"varint,3,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
-	Input             *Payload    `protobuf:"bytes,4,opt,name=input,proto3" json:"input,omitempty"`
-	InputArtifacts    []*Artifact `protobuf:"bytes,5,rep,name=input_artifacts,json=inputArtifacts,proto3" json:"input_artifacts,omitempty"`
-	// absent: the definition's
-	RunTimeout    *durationpb.Duration `protobuf:"bytes,6,opt,name=run_timeout,json=runTimeout,proto3" json:"run_timeout,omitempty"`
-	Labels        map[string]string    `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Trace         *TraceContext        `protobuf:"bytes,8,opt,name=trace,proto3" json:"trace,omitempty"`
+	// What to run.
+	Definition string `protobuf:"bytes,2,opt,name=definition,proto3" json:"definition,omitempty"`
+	// 0: the newest, resolved and stored.
+	DefinitionVersion int32 `protobuf:"varint,3,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
+	// What templates refer to as /run/input. Absent: none.
+	Input *Payload `protobuf:"bytes,4,opt,name=input,proto3" json:"input,omitempty"`
+	// Must be uploaded before, or inline.
+	InputArtifacts []*Artifact `protobuf:"bytes,5,rep,name=input_artifacts,json=inputArtifacts,proto3" json:"input_artifacts,omitempty"`
+	// Longest duration of this run. Absent: the definition's.
+	RunTimeout *durationpb.Duration `protobuf:"bytes,6,opt,name=run_timeout,json=runTimeout,proto3" json:"run_timeout,omitempty"`
+	// For people and filters.
+	Labels map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Absent: no trace.
+	Trace         *TraceContext `protobuf:"bytes,8,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1741,10 +1862,13 @@ func (x *StartRunRequest) GetTrace() *TraceContext {
 	return nil
 }
 
+// From the scheduler.
 type StartRunResponse struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Run            *WorkflowRun           `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
-	AlreadyStarted bool                   `protobuf:"varint,2,opt,name=already_started,json=alreadyStarted,proto3" json:"already_started,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As stored.
+	Run *WorkflowRun `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	// An earlier call with this key had started it.
+	AlreadyStarted bool `protobuf:"varint,2,opt,name=already_started,json=alreadyStarted,proto3" json:"already_started,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1793,11 +1917,13 @@ func (x *StartRunResponse) GetAlreadyStarted() bool {
 	return false
 }
 
-// at most 1,000 steps
+// From a client.
 type GetRunRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	WorkflowRunId string                 `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
-	IncludeSteps  bool                   `protobuf:"varint,2,opt,name=include_steps,json=includeSteps,proto3" json:"include_steps,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	WorkflowRunId string `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
+	// Its steps too, at most 1,000; for more use ListStepRuns.
+	IncludeSteps  bool `protobuf:"varint,2,opt,name=include_steps,json=includeSteps,proto3" json:"include_steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1846,11 +1972,13 @@ func (x *GetRunRequest) GetIncludeSteps() bool {
 	return false
 }
 
-// reused ones too
+// From the scheduler.
 type GetRunResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Run           *WorkflowRun           `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
-	Steps         []*StepRun             `protobuf:"bytes,2,rep,name=steps,proto3" json:"steps,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As it is now.
+	Run *WorkflowRun `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	// If asked for; steps reused from an earlier run too.
+	Steps         []*StepRun `protobuf:"bytes,2,rep,name=steps,proto3" json:"steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1899,15 +2027,22 @@ func (x *GetRunResponse) GetSteps() []*StepRun {
 	return nil
 }
 
+// From a client. All that is set must hold.
 type ListRunsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// all must hold
-	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	Definition    string                 `protobuf:"bytes,3,opt,name=definition,proto3" json:"definition,omitempty"`
-	States        []WorkflowRunState     `protobuf:"varint,4,rep,packed,name=states,proto3,enum=rara.v1.WorkflowRunState" json:"states,omitempty"`
-	Labels        map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	CreatedFrom   *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_from,json=createdFrom,proto3" json:"created_from,omitempty"`
+	// 0: 50. More than 1000 is taken as 1000.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the page before, with the same filter. Empty: the first page.
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Runs of this one. Empty: of any.
+	Definition string `protobuf:"bytes,3,opt,name=definition,proto3" json:"definition,omitempty"`
+	// In one of these. Empty: in any.
+	States []WorkflowRunState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=rara.v1.WorkflowRunState" json:"states,omitempty"`
+	// With all of these. Empty: any.
+	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Created then or later. Absent: no bound.
+	CreatedFrom *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_from,json=createdFrom,proto3" json:"created_from,omitempty"`
+	// Created before. Absent: no bound.
 	CreatedBefore *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created_before,json=createdBefore,proto3" json:"created_before,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1992,10 +2127,13 @@ func (x *ListRunsRequest) GetCreatedBefore() *timestamppb.Timestamp {
 	return nil
 }
 
+// From the scheduler.
 type ListRunsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Runs          []*WorkflowRun         `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
-	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One page, newest first.
+	Runs []*WorkflowRun `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
+	// Empty: that was the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2044,12 +2182,15 @@ func (x *ListRunsResponse) GetNextPageToken() string {
 	return ""
 }
 
-// absent: each step's
+// From a client.
 type CancelRunRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	WorkflowRunId string                 `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
-	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	Grace         *durationpb.Duration   `protobuf:"bytes,3,opt,name=grace,proto3" json:"grace,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	WorkflowRunId string `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
+	// Why, for people. Empty: not said.
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// Between asking and the kill. Absent: each step's own.
+	Grace         *durationpb.Duration `protobuf:"bytes,3,opt,name=grace,proto3" json:"grace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2105,9 +2246,11 @@ func (x *CancelRunRequest) GetGrace() *durationpb.Duration {
 	return nil
 }
 
+// From the scheduler.
 type CancelRunResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Run           *WorkflowRun           `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As it is after the wish was stored; it may not have ended yet.
+	Run           *WorkflowRun `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2149,12 +2292,14 @@ func (x *CancelRunResponse) GetRun() *WorkflowRun {
 	return nil
 }
 
+// From a client.
 type RetryRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// failed or cancelled
-	WorkflowRunId  string `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
+	// One that failed or was cancelled, else RUN_NOT_RETRYABLE.
+	WorkflowRunId string `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
+	// As in StartRunRequest.
 	IdempotencyKey string `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// these, and all that depends on them; empty: all that did not succeed
+	// These, and all that depends on them, are run again even if they succeeded. Empty: all that did not succeed.
 	StepNames     []string `protobuf:"bytes,3,rep,name=step_names,json=stepNames,proto3" json:"step_names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2211,11 +2356,13 @@ func (x *RetryRunRequest) GetStepNames() []string {
 	return nil
 }
 
-// a new run
+// From the scheduler.
 type RetryRunResponse struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Run            *WorkflowRun           `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
-	AlreadyStarted bool                   `protobuf:"varint,2,opt,name=already_started,json=alreadyStarted,proto3" json:"already_started,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A new run; steps that succeeded are taken from the old one by reference.
+	Run *WorkflowRun `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	// An earlier call had started it.
+	AlreadyStarted bool `protobuf:"varint,2,opt,name=already_started,json=alreadyStarted,proto3" json:"already_started,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2264,6 +2411,7 @@ func (x *RetryRunResponse) GetAlreadyStarted() bool {
 	return false
 }
 
+// Shows every 15 s that a quiet watch lives.
 type Alive struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2300,6 +2448,7 @@ func (*Alive) Descriptor() ([]byte, []int) {
 	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{24}
 }
 
+// The state as it was when the watch began has been sent; changes follow.
 type SnapshotEnd struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2336,11 +2485,13 @@ func (*SnapshotEnd) Descriptor() ([]byte, []int) {
 	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{25}
 }
 
-// 0: from a snapshot
+// From a client.
 type WatchRunRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	WorkflowRunId string                 `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
-	AfterRevision int64                  `protobuf:"varint,2,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	WorkflowRunId string `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
+	// The last revision that the caller has seen. 0: from a snapshot.
+	AfterRevision int64 `protobuf:"varint,2,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2389,10 +2540,13 @@ func (x *WatchRunRequest) GetAfterRevision() int64 {
 	return 0
 }
 
+// From the scheduler, until the run has ended.
 type WatchRunResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// resume after this
+	// Resume after this.
 	Revision int64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// What changed; several changes of one step may come as one.
+	//
 	// Types that are valid to be assigned to Update:
 	//
 	//	*WatchRunResponse_Run
@@ -2489,18 +2643,22 @@ type isWatchRunResponse_Update interface {
 }
 
 type WatchRunResponse_Run struct {
+	// The run as it is now.
 	Run *WorkflowRun `protobuf:"bytes,2,opt,name=run,proto3,oneof"`
 }
 
 type WatchRunResponse_StepRun struct {
+	// A step as it is now.
 	StepRun *StepRun `protobuf:"bytes,3,opt,name=step_run,json=stepRun,proto3,oneof"`
 }
 
 type WatchRunResponse_SnapshotEnd struct {
+	// Once, after a snapshot.
 	SnapshotEnd *SnapshotEnd `protobuf:"bytes,4,opt,name=snapshot_end,json=snapshotEnd,proto3,oneof"`
 }
 
 type WatchRunResponse_Alive struct {
+	// Nothing changed.
 	Alive *Alive `protobuf:"bytes,5,opt,name=alive,proto3,oneof"`
 }
 
@@ -2512,9 +2670,11 @@ func (*WatchRunResponse_SnapshotEnd) isWatchRunResponse_Update() {}
 
 func (*WatchRunResponse_Alive) isWatchRunResponse_Update() {}
 
+// From a client.
 type GetStepRunRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StepRunId     string                 `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	StepRunId     string `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2556,10 +2716,13 @@ func (x *GetStepRunRequest) GetStepRunId() string {
 	return ""
 }
 
+// From the scheduler.
 type GetStepRunResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StepRun       *StepRun               `protobuf:"bytes,1,opt,name=step_run,json=stepRun,proto3" json:"step_run,omitempty"`
-	Attempts      []*StepAttempt         `protobuf:"bytes,2,rep,name=attempts,proto3" json:"attempts,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As it is now.
+	StepRun *StepRun `protobuf:"bytes,1,opt,name=step_run,json=stepRun,proto3" json:"step_run,omitempty"`
+	// All that are kept, oldest first.
+	Attempts      []*StepAttempt `protobuf:"bytes,2,rep,name=attempts,proto3" json:"attempts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2608,14 +2771,19 @@ func (x *GetStepRunResponse) GetAttempts() []*StepAttempt {
 	return nil
 }
 
-// empty: of all runs, any kind
+// From a client. All that is set must hold.
 type ListStepRunsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	WorkflowRunId string                 `protobuf:"bytes,3,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
-	States        []StepRunState         `protobuf:"varint,4,rep,packed,name=states,proto3,enum=rara.v1.StepRunState" json:"states,omitempty"`
-	Kind          string                 `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0: 50. More than 1000 is taken as 1000.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the page before, with the same filter. Empty: the first page.
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Of this run, steps that it reuses too. Empty: of all runs.
+	WorkflowRunId string `protobuf:"bytes,3,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
+	// In one of these. Empty: in any.
+	States []StepRunState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=rara.v1.StepRunState" json:"states,omitempty"`
+	// Of this kind. Empty: of any.
+	Kind          string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2685,10 +2853,13 @@ func (x *ListStepRunsRequest) GetKind() string {
 	return ""
 }
 
+// From the scheduler.
 type ListStepRunsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StepRuns      []*StepRun             `protobuf:"bytes,1,rep,name=step_runs,json=stepRuns,proto3" json:"step_runs,omitempty"`
-	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One page.
+	StepRuns []*StepRun `protobuf:"bytes,1,rep,name=step_runs,json=stepRuns,proto3" json:"step_runs,omitempty"`
+	// Empty: that was the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2737,12 +2908,15 @@ func (x *ListStepRunsResponse) GetNextPageToken() string {
 	return ""
 }
 
-// attempt 0: the newest
+// From a client.
 type WatchStepRunRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StepRunId     string                 `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
-	Attempt       int32                  `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	AfterSequence int64                  `protobuf:"varint,3,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	StepRunId string `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
+	// Which of its attempts. 0: the newest.
+	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// The last event that the caller has seen. 0: from the first.
+	AfterSequence int64 `protobuf:"varint,3,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2798,9 +2972,11 @@ func (x *WatchStepRunRequest) GetAfterSequence() int64 {
 	return 0
 }
 
-// events as stored
+// From the scheduler, until the attempt has ended.
 type WatchStepRunResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// What comes next.
+	//
 	// Types that are valid to be assigned to Update:
 	//
 	//	*WatchStepRunResponse_Event
@@ -2880,14 +3056,17 @@ type isWatchStepRunResponse_Update interface {
 }
 
 type WatchStepRunResponse_Event struct {
+	// As stored: without inline bytes, and payloads of more than 4 KiB.
 	Event *ProgressEvent `protobuf:"bytes,1,opt,name=event,proto3,oneof"`
 }
 
 type WatchStepRunResponse_StepRun struct {
+	// The step as it is now, when its state has changed.
 	StepRun *StepRun `protobuf:"bytes,2,opt,name=step_run,json=stepRun,proto3,oneof"`
 }
 
 type WatchStepRunResponse_Alive struct {
+	// Nothing happened.
 	Alive *Alive `protobuf:"bytes,3,opt,name=alive,proto3,oneof"`
 }
 
@@ -2897,9 +3076,11 @@ func (*WatchStepRunResponse_StepRun) isWatchStepRunResponse_Update() {}
 
 func (*WatchStepRunResponse_Alive) isWatchStepRunResponse_Update() {}
 
+// From a client.
 type ExplainStepRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StepRunId     string                 `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	StepRunId     string `protobuf:"bytes,1,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2941,11 +3122,13 @@ func (x *ExplainStepRequest) GetStepRunId() string {
 	return ""
 }
 
-// the first in the way first
+// From the scheduler.
 type ExplainStepResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StepRun       *StepRun               `protobuf:"bytes,1,opt,name=step_run,json=stepRun,proto3" json:"step_run,omitempty"`
-	Obstacles     []*Obstacle            `protobuf:"bytes,2,rep,name=obstacles,proto3" json:"obstacles,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As it is now.
+	StepRun *StepRun `protobuf:"bytes,1,opt,name=step_run,json=stepRun,proto3" json:"step_run,omitempty"`
+	// What is in the way, the first thing first. Empty: nothing is.
+	Obstacles     []*Obstacle `protobuf:"bytes,2,rep,name=obstacles,proto3" json:"obstacles,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2994,16 +3177,20 @@ func (x *ExplainStepResponse) GetObstacles() []*Obstacle {
 	return nil
 }
 
+// One thing that keeps a step from running or ending.
 type Obstacle struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Code    string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
-	Message string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	// when it goes away by itself
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// UPSTREAM_PENDING, BACKOFF, NO_CAPABLE_EXECUTOR, NO_FREE_CREDIT, NOT_ACCEPTED, NO_PROGRESS or CANCEL_UNCONFIRMED.
+	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	// For people.
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// When it goes away by itself. Absent: it does not.
 	Until *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
-	// waited for; at most 10
-	StepRunIds []string    `protobuf:"bytes,4,rep,name=step_run_ids,json=stepRunIds,proto3" json:"step_run_ids,omitempty"`
+	// Steps that are waited for; at most 10.
+	StepRunIds []string `protobuf:"bytes,4,rep,name=step_run_ids,json=stepRunIds,proto3" json:"step_run_ids,omitempty"`
+	// Executors that come closest; at most 10.
 	NearMisses []*NearMiss `protobuf:"bytes,5,rep,name=near_misses,json=nearMisses,proto3" json:"near_misses,omitempty"`
-	// steps before it in the same queue, counted up to 10,000
+	// Steps before it in the same queue, counted up to 10,000.
 	Ahead         int64 `protobuf:"varint,6,opt,name=ahead,proto3" json:"ahead,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3081,12 +3268,15 @@ func (x *Obstacle) GetAhead() int64 {
 	return 0
 }
 
-// "label gpu=a100", "draining"
+// An executor that could almost run a step.
 type NearMiss struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ExecutorId    string                 `protobuf:"bytes,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
-	ExecutorName  string                 `protobuf:"bytes,2,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
-	Lacks         string                 `protobuf:"bytes,3,opt,name=lacks,proto3" json:"lacks,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	ExecutorId string `protobuf:"bytes,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
+	// For people.
+	ExecutorName string `protobuf:"bytes,2,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
+	// The first thing that it lacks, such as "label gpu=a100" or "draining".
+	Lacks         string `protobuf:"bytes,3,opt,name=lacks,proto3" json:"lacks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3142,19 +3332,24 @@ func (x *NearMiss) GetLacks() string {
 	return ""
 }
 
+// From a client.
 type QueryLineageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where to begin.
+	//
 	// Types that are valid to be assigned to Start:
 	//
 	//	*QueryLineageRequest_Artifact
 	//	*QueryLineageRequest_WorkflowRunId
 	//	*QueryLineageRequest_StepRunId
 	Start isQueryLineageRequest_Start `protobuf_oneof:"start"`
-	// upstream: what made it; downstream: what used it
+	// Which way.
 	Direction LineageDirection `protobuf:"varint,4,opt,name=direction,proto3,enum=rara.v1.LineageDirection" json:"direction,omitempty"`
-	// depth 0: 1; at most 32
-	Depth         int32  `protobuf:"varint,5,opt,name=depth,proto3" json:"depth,omitempty"`
-	PageSize      int32  `protobuf:"varint,6,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// How many steps far, at most 32. 0: 1.
+	Depth int32 `protobuf:"varint,5,opt,name=depth,proto3" json:"depth,omitempty"`
+	// 0: 50. More than 1000 is taken as 1000.
+	PageSize int32 `protobuf:"varint,6,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the page before, with the same query. Empty: the first page.
 	PageToken     string `protobuf:"bytes,7,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3257,14 +3452,17 @@ type isQueryLineageRequest_Start interface {
 }
 
 type QueryLineageRequest_Artifact struct {
+	// From some bytes, whatever they are called.
 	Artifact *Digest `protobuf:"bytes,1,opt,name=artifact,proto3,oneof"`
 }
 
 type QueryLineageRequest_WorkflowRunId struct {
+	// From all artifacts of a run.
 	WorkflowRunId string `protobuf:"bytes,2,opt,name=workflow_run_id,json=workflowRunId,proto3,oneof"`
 }
 
 type QueryLineageRequest_StepRunId struct {
+	// From all artifacts of a step.
 	StepRunId string `protobuf:"bytes,3,opt,name=step_run_id,json=stepRunId,proto3,oneof"`
 }
 
@@ -3274,15 +3472,22 @@ func (*QueryLineageRequest_WorkflowRunId) isQueryLineageRequest_Start() {}
 
 func (*QueryLineageRequest_StepRunId) isQueryLineageRequest_Start() {}
 
+// A step attempt made or used an artifact.
 type LineageEdge struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Artifact      *Digest                `protobuf:"bytes,1,opt,name=artifact,proto3" json:"artifact,omitempty"`
-	ArtifactName  string                 `protobuf:"bytes,2,opt,name=artifact_name,json=artifactName,proto3" json:"artifact_name,omitempty"`
-	WorkflowRunId string                 `protobuf:"bytes,3,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
-	StepRunId     string                 `protobuf:"bytes,4,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
-	Attempt       int32                  `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// else consumed; else seen at run time only
-	Produced      bool `protobuf:"varint,6,opt,name=produced,proto3" json:"produced,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What.
+	Artifact *Digest `protobuf:"bytes,1,opt,name=artifact,proto3" json:"artifact,omitempty"`
+	// As the step calls it.
+	ArtifactName string `protobuf:"bytes,2,opt,name=artifact_name,json=artifactName,proto3" json:"artifact_name,omitempty"`
+	// By which run.
+	WorkflowRunId string `protobuf:"bytes,3,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
+	// By which step.
+	StepRunId string `protobuf:"bytes,4,opt,name=step_run_id,json=stepRunId,proto3" json:"step_run_id,omitempty"`
+	// By which of its attempts.
+	Attempt int32 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Made by it; else used by it.
+	Produced bool `protobuf:"varint,6,opt,name=produced,proto3" json:"produced,omitempty"`
+	// Known from the definition or the manifest; else seen at run time only.
 	Declared      bool `protobuf:"varint,7,opt,name=declared,proto3" json:"declared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3367,10 +3572,13 @@ func (x *LineageEdge) GetDeclared() bool {
 	return false
 }
 
+// From the scheduler.
 type QueryLineageResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Edges         []*LineageEdge         `protobuf:"bytes,1,rep,name=edges,proto3" json:"edges,omitempty"`
-	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One page.
+	Edges []*LineageEdge `protobuf:"bytes,1,rep,name=edges,proto3" json:"edges,omitempty"`
+	// Empty: that was the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3419,21 +3627,32 @@ func (x *QueryLineageResponse) GetNextPageToken() string {
 	return ""
 }
 
-// 13 to 16 are kept for pausing
+// One executor process. 13 to 16 are kept for pausing.
 type Executor struct {
-	state        protoimpl.MessageState `protogen:"open.v1"`
-	ExecutorId   string                 `protobuf:"bytes,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
-	ExecutorName string                 `protobuf:"bytes,2,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
-	ExecutorKind string                 `protobuf:"bytes,3,opt,name=executor_kind,json=executorKind,proto3" json:"executor_kind,omitempty"`
-	Sdk          string                 `protobuf:"bytes,4,opt,name=sdk,proto3" json:"sdk,omitempty"`
-	Capabilities []*Capability          `protobuf:"bytes,5,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
-	Labels       map[string]string      `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// dialled by the scheduler
-	State         ExecutorState          `protobuf:"varint,7,opt,name=state,proto3,enum=rara.v1.ExecutorState" json:"state,omitempty"`
-	Direct        bool                   `protobuf:"varint,8,opt,name=direct,proto3" json:"direct,omitempty"`
-	InFlight      int32                  `protobuf:"varint,9,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
-	FreeCredit    int32                  `protobuf:"varint,10,opt,name=free_credit,json=freeCredit,proto3" json:"free_credit,omitempty"`
-	ConnectedAt   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=connected_at,json=connectedAt,proto3" json:"connected_at,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in Hello: one process start.
+	ExecutorId string `protobuf:"bytes,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
+	// As in Hello, for people.
+	ExecutorName string `protobuf:"bytes,2,opt,name=executor_name,json=executorName,proto3" json:"executor_name,omitempty"`
+	// As in Hello.
+	ExecutorKind string `protobuf:"bytes,3,opt,name=executor_kind,json=executorKind,proto3" json:"executor_kind,omitempty"`
+	// As in Hello.
+	Sdk string `protobuf:"bytes,4,opt,name=sdk,proto3" json:"sdk,omitempty"`
+	// As in Hello.
+	Capabilities []*Capability `protobuf:"bytes,5,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	// As in Hello.
+	Labels map[string]string `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// How it is connected.
+	State ExecutorState `protobuf:"varint,7,opt,name=state,proto3,enum=rara.v1.ExecutorState" json:"state,omitempty"`
+	// It is dialled by the scheduler.
+	Direct bool `protobuf:"varint,8,opt,name=direct,proto3" json:"direct,omitempty"`
+	// Jobs that it has.
+	InFlight int32 `protobuf:"varint,9,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	// Jobs that it would take now.
+	FreeCredit int32 `protobuf:"varint,10,opt,name=free_credit,json=freeCredit,proto3" json:"free_credit,omitempty"`
+	// When its newest session began.
+	ConnectedAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=connected_at,json=connectedAt,proto3" json:"connected_at,omitempty"`
+	// When its last frame came, to within a few heartbeats.
 	LastSeenAt    *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=last_seen_at,json=lastSeenAt,proto3" json:"last_seen_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3553,12 +3772,17 @@ func (x *Executor) GetLastSeenAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// From a client. All that is set must hold.
 type ListExecutorsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	PageSize      int32                  `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	States        []ExecutorState        `protobuf:"varint,3,rep,packed,name=states,proto3,enum=rara.v1.ExecutorState" json:"states,omitempty"`
-	Kind          string                 `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0: 50. More than 1000 is taken as 1000.
+	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the page before, with the same filter. Empty: the first page.
+	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// In one of these. Empty: in any.
+	States []ExecutorState `protobuf:"varint,3,rep,packed,name=states,proto3,enum=rara.v1.ExecutorState" json:"states,omitempty"`
+	// With this kind among its capabilities. Empty: any.
+	Kind          string `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3621,10 +3845,13 @@ func (x *ListExecutorsRequest) GetKind() string {
 	return ""
 }
 
+// From the scheduler.
 type ListExecutorsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Executors     []*Executor            `protobuf:"bytes,1,rep,name=executors,proto3" json:"executors,omitempty"`
-	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One page.
+	Executors []*Executor `protobuf:"bytes,1,rep,name=executors,proto3" json:"executors,omitempty"`
+	// Empty: that was the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3673,11 +3900,13 @@ func (x *ListExecutorsResponse) GetNextPageToken() string {
 	return ""
 }
 
-// absent: no limit
+// From an operator.
 type DrainExecutorRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ExecutorId    string                 `protobuf:"bytes,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
-	FinishWithin  *durationpb.Duration   `protobuf:"bytes,2,opt,name=finish_within,json=finishWithin,proto3" json:"finish_within,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	ExecutorId string `protobuf:"bytes,1,opt,name=executor_id,json=executorId,proto3" json:"executor_id,omitempty"`
+	// Then what still runs is given back. Absent: no limit.
+	FinishWithin  *durationpb.Duration `protobuf:"bytes,2,opt,name=finish_within,json=finishWithin,proto3" json:"finish_within,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3726,9 +3955,11 @@ func (x *DrainExecutorRequest) GetFinishWithin() *durationpb.Duration {
 	return nil
 }
 
+// From the scheduler.
 type DrainExecutorResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Executor      *Executor              `protobuf:"bytes,1,opt,name=executor,proto3" json:"executor,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As it is now.
+	Executor      *Executor `protobuf:"bytes,1,opt,name=executor,proto3" json:"executor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

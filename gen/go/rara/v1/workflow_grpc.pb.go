@@ -41,23 +41,41 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Hosted by the scheduler, for other services, the CLI and the console.
+// Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
+// google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
+// an idempotency_key.
 type WorkflowServiceClient interface {
+	// Stores a new version of a definition, or finds the one of equal content. May be repeated.
 	RegisterDefinition(ctx context.Context, in *RegisterDefinitionRequest, opts ...grpc.CallOption) (*RegisterDefinitionResponse, error)
+	// One version. DEFINITION_NOT_FOUND.
 	GetDefinition(ctx context.Context, in *GetDefinitionRequest, opts ...grpc.CallOption) (*GetDefinitionResponse, error)
+	// The newest version of each definition, or all versions of one.
 	ListDefinitions(ctx context.Context, in *ListDefinitionsRequest, opts ...grpc.CallOption) (*ListDefinitionsResponse, error)
+	// Starts a run. Nothing of it is leased before the answer's transaction has committed.
 	StartRun(ctx context.Context, in *StartRunRequest, opts ...grpc.CallOption) (*StartRunResponse, error)
+	// One run. RUN_NOT_FOUND.
 	GetRun(ctx context.Context, in *GetRunRequest, opts ...grpc.CallOption) (*GetRunResponse, error)
+	// Runs, newest first.
 	ListRuns(ctx context.Context, in *ListRunsRequest, opts ...grpc.CallOption) (*ListRunsResponse, error)
+	// Stores the wish to cancel. A run that has ended is returned unchanged; so is a repeat.
 	CancelRun(ctx context.Context, in *CancelRunRequest, opts ...grpc.CallOption) (*CancelRunResponse, error)
+	// Starts a new run that does again what did not succeed. While one lives, a repeat returns it.
 	RetryRun(ctx context.Context, in *RetryRunRequest, opts ...grpc.CallOption) (*RetryRunResponse, error)
+	// Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0.
 	WatchRun(ctx context.Context, in *WatchRunRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRunResponse], error)
+	// One step with all its attempts. STEP_NOT_FOUND.
 	GetStepRun(ctx context.Context, in *GetStepRunRequest, opts ...grpc.CallOption) (*GetStepRunResponse, error)
+	// Steps of one run, or of all.
 	ListStepRuns(ctx context.Context, in *ListStepRunsRequest, opts ...grpc.CallOption) (*ListStepRunsResponse, error)
+	// Follows the events of one attempt, from any sequence on, in order.
 	WatchStepRun(ctx context.Context, in *WatchStepRunRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStepRunResponse], error)
+	// What keeps a step from running or ending.
 	ExplainStep(ctx context.Context, in *ExplainStepRequest, opts ...grpc.CallOption) (*ExplainStepResponse, error)
+	// What made an artifact, or what used it.
 	QueryLineage(ctx context.Context, in *QueryLineageRequest, opts ...grpc.CallOption) (*QueryLineageResponse, error)
+	// Executors that are or were connected.
 	ListExecutors(ctx context.Context, in *ListExecutorsRequest, opts ...grpc.CallOption) (*ListExecutorsResponse, error)
+	// Gives an executor no new job. For operators. Remembered: a reconnect does not undo it.
 	DrainExecutor(ctx context.Context, in *DrainExecutorRequest, opts ...grpc.CallOption) (*DrainExecutorResponse, error)
 }
 
@@ -251,23 +269,41 @@ func (c *workflowServiceClient) DrainExecutor(ctx context.Context, in *DrainExec
 // All implementations must embed UnimplementedWorkflowServiceServer
 // for forward compatibility.
 //
-// Hosted by the scheduler, for other services, the CLI and the console.
+// Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
+// google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
+// an idempotency_key.
 type WorkflowServiceServer interface {
+	// Stores a new version of a definition, or finds the one of equal content. May be repeated.
 	RegisterDefinition(context.Context, *RegisterDefinitionRequest) (*RegisterDefinitionResponse, error)
+	// One version. DEFINITION_NOT_FOUND.
 	GetDefinition(context.Context, *GetDefinitionRequest) (*GetDefinitionResponse, error)
+	// The newest version of each definition, or all versions of one.
 	ListDefinitions(context.Context, *ListDefinitionsRequest) (*ListDefinitionsResponse, error)
+	// Starts a run. Nothing of it is leased before the answer's transaction has committed.
 	StartRun(context.Context, *StartRunRequest) (*StartRunResponse, error)
+	// One run. RUN_NOT_FOUND.
 	GetRun(context.Context, *GetRunRequest) (*GetRunResponse, error)
+	// Runs, newest first.
 	ListRuns(context.Context, *ListRunsRequest) (*ListRunsResponse, error)
+	// Stores the wish to cancel. A run that has ended is returned unchanged; so is a repeat.
 	CancelRun(context.Context, *CancelRunRequest) (*CancelRunResponse, error)
+	// Starts a new run that does again what did not succeed. While one lives, a repeat returns it.
 	RetryRun(context.Context, *RetryRunRequest) (*RetryRunResponse, error)
+	// Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0.
 	WatchRun(*WatchRunRequest, grpc.ServerStreamingServer[WatchRunResponse]) error
+	// One step with all its attempts. STEP_NOT_FOUND.
 	GetStepRun(context.Context, *GetStepRunRequest) (*GetStepRunResponse, error)
+	// Steps of one run, or of all.
 	ListStepRuns(context.Context, *ListStepRunsRequest) (*ListStepRunsResponse, error)
+	// Follows the events of one attempt, from any sequence on, in order.
 	WatchStepRun(*WatchStepRunRequest, grpc.ServerStreamingServer[WatchStepRunResponse]) error
+	// What keeps a step from running or ending.
 	ExplainStep(context.Context, *ExplainStepRequest) (*ExplainStepResponse, error)
+	// What made an artifact, or what used it.
 	QueryLineage(context.Context, *QueryLineageRequest) (*QueryLineageResponse, error)
+	// Executors that are or were connected.
 	ListExecutors(context.Context, *ListExecutorsRequest) (*ListExecutorsResponse, error)
+	// Gives an executor no new job. For operators. Remembered: a reconnect does not undo it.
 	DrainExecutor(context.Context, *DrainExecutorRequest) (*DrainExecutorResponse, error)
 	mustEmbedUnimplementedWorkflowServiceServer()
 }

@@ -23,11 +23,15 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class FindMissingBlobsRequest(_message.Message):
+    """From an executor or a client."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def digests(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Digest]: ...
+    def digests(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Digest]:
+        """At most 1000."""
+
     def __init__(
         self,
         *,
@@ -43,13 +47,15 @@ Global___FindMissingBlobsRequest: _TypeAlias = FindMissingBlobsRequest  # noqa: 
 
 @_typing.final
 class FindMissingBlobsResponse(_message.Message):
-    """or not verified"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MISSING_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def missing(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Digest]: ...
+    def missing(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Digest]:
+        """Those of the request that are not stored, not verified, or about to be deleted; in the order asked."""
+
     def __init__(
         self,
         *,
@@ -65,18 +71,23 @@ Global___FindMissingBlobsResponse: _TypeAlias = FindMissingBlobsResponse  # noqa
 
 @_typing.final
 class CreateUploadRequest(_message.Message):
+    """From an executor or a client."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_TYPE_FIELD_NUMBER: _builtins.int
     media_type: _builtins.str
+    """Media type, for stores that serve it. Empty: application/octet-stream."""
     @_builtins.property
     def lease(self) -> _job_pb2.Lease:
-        """an executor's uploads need a current one; absent for a client's run inputs"""
+        """An executor's uploads need a current one, else LEASE_LOST. Absent: a client's, for the input of a run."""
 
     @_builtins.property
-    def digest(self) -> _common_pb2.Digest: ...
+    def digest(self) -> _common_pb2.Digest:
+        """What the bytes will be. Checked when they are complete."""
+
     def __init__(
         self,
         *,
@@ -94,7 +105,7 @@ Global___CreateUploadRequest: _TypeAlias = CreateUploadRequest  # noqa: Y015
 
 @_typing.final
 class UploadPart(_message.Message):
-    """presigned"""
+    """A presigned request: PUT the part's bytes there."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -122,9 +133,13 @@ class UploadPart(_message.Message):
     URL_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
+    """From 1."""
     url: _builtins.str
+    """Valid until CreateUploadResponse.expires_at."""
     @_builtins.property
-    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """To be sent with the request."""
+
     def __init__(
         self,
         *,
@@ -142,6 +157,8 @@ Global___UploadPart: _TypeAlias = UploadPart  # noqa: Y015
 
 @_typing.final
 class CreateUploadResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
@@ -149,14 +166,17 @@ class CreateUploadResponse(_message.Message):
     PART_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
-    """empty: the blob is there and verified"""
+    """Names the upload in later calls. Empty: the blob is there and verified, and nothing is to be sent."""
     part_size_bytes: _builtins.int
+    """Size of each part but the last. 0: no parts."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___UploadPart]:
-        """no parts: use WriteBlob"""
+        """Where to put the bytes. Empty: use WriteBlob."""
 
     @_builtins.property
-    def expires_at(self) -> _timestamp_pb2.Timestamp: ...
+    def expires_at(self) -> _timestamp_pb2.Timestamp:
+        """After that the upload is unknown, and what was stored of it is gone. Absent: no upload was needed."""
+
     def __init__(
         self,
         *,
@@ -175,6 +195,8 @@ Global___CreateUploadResponse: _TypeAlias = CreateUploadResponse  # noqa: Y015
 
 @_typing.final
 class WriteBlobRequest(_message.Message):
+    """The next bytes of an upload."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
@@ -182,12 +204,15 @@ class WriteBlobRequest(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
-    """in the first message"""
+    """In the first message of a call; in later ones empty or the same."""
     offset: _builtins.int
-    """offset: what is stored so far"""
+    """How many bytes are stored before these. Another number is FIELD_INVALID, with `committed_bytes` in its metadata."""
     data: _builtins.bytes
+    """At most what one message may hold; 256 KiB to 1 MiB serve best. May be empty."""
     finish: _builtins.bool
-    """verify and keep"""
+    """In the last message: verify and keep. Bytes that are not the digest's are ARTIFACT_MISMATCH, and the upload is
+    dropped.
+    """
     def __init__(
         self,
         *,
@@ -206,15 +231,18 @@ Global___WriteBlobRequest: _TypeAlias = WriteBlobRequest  # noqa: Y015
 
 @_typing.final
 class WriteBlobResponse(_message.Message):
-    """verified: after finish"""
+    """The answer to a whole call. To repeat a finished upload gives the same answer for a while."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMITTED_BYTES_FIELD_NUMBER: _builtins.int
     VERIFIED_FIELD_NUMBER: _builtins.int
     committed_bytes: _builtins.int
+    """What is stored so far."""
     @_builtins.property
-    def verified(self) -> _common_pb2.Digest: ...
+    def verified(self) -> _common_pb2.Digest:
+        """After `finish`: the blob counts from now on. Absent: the call ended before it."""
+
     def __init__(
         self,
         *,
@@ -231,10 +259,13 @@ Global___WriteBlobResponse: _TypeAlias = WriteBlobResponse  # noqa: Y015
 
 @_typing.final
 class QueryWriteStatusRequest(_message.Message):
+    """From whoever uploads."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
+    """As in CreateUploadResponse."""
     def __init__(
         self,
         *,
@@ -250,14 +281,16 @@ Global___QueryWriteStatusRequest: _TypeAlias = QueryWriteStatusRequest  # noqa: 
 
 @_typing.final
 class QueryWriteStatusResponse(_message.Message):
-    """resume from there"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMITTED_BYTES_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     committed_bytes: _builtins.int
+    """Go on from there."""
     complete: _builtins.bool
+    """The blob counts; nothing more is to be sent."""
     def __init__(
         self,
         *,
@@ -274,12 +307,16 @@ Global___QueryWriteStatusResponse: _TypeAlias = QueryWriteStatusResponse  # noqa
 
 @_typing.final
 class CompletedPart(_message.Message):
+    """A part that was put."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     number: _builtins.int
+    """As in UploadPart."""
     etag: _builtins.str
+    """From the store's answer."""
     def __init__(
         self,
         *,
@@ -296,13 +333,18 @@ Global___CompletedPart: _TypeAlias = CompletedPart  # noqa: Y015
 
 @_typing.final
 class CompleteUploadRequest(_message.Message):
+    """From whoever put the parts."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     upload_id: _builtins.str
+    """As in CreateUploadResponse."""
     @_builtins.property
-    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletedPart]: ...
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___CompletedPart]:
+        """All of them."""
+
     def __init__(
         self,
         *,
@@ -319,13 +361,15 @@ Global___CompleteUploadRequest: _TypeAlias = CompleteUploadRequest  # noqa: Y015
 
 @_typing.final
 class CompleteUploadResponse(_message.Message):
-    """absent: stored, not verified yet"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VERIFIED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def verified(self) -> _common_pb2.Digest: ...
+    def verified(self) -> _common_pb2.Digest:
+        """The blob counts from now on. Absent: stored, not verified yet; until then it counts as missing."""
+
     def __init__(
         self,
         *,
@@ -341,11 +385,15 @@ Global___CompleteUploadResponse: _TypeAlias = CompleteUploadResponse  # noqa: Y0
 
 @_typing.final
 class GetDownloadRequest(_message.Message):
+    """From an executor or a client."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def digest(self) -> _common_pb2.Digest: ...
+    def digest(self) -> _common_pb2.Digest:
+        """What to fetch. size_bytes 0: of any size."""
+
     def __init__(
         self,
         *,
@@ -361,7 +409,7 @@ Global___GetDownloadRequest: _TypeAlias = GetDownloadRequest  # noqa: Y015
 
 @_typing.final
 class GetDownloadResponse(_message.Message):
-    """no url: ReadBlob"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -389,10 +437,15 @@ class GetDownloadResponse(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     url: _builtins.str
+    """GET it there. Empty: use ReadBlob."""
     @_builtins.property
-    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """To be sent with the request."""
+
     @_builtins.property
-    def expires_at(self) -> _timestamp_pb2.Timestamp: ...
+    def expires_at(self) -> _timestamp_pb2.Timestamp:
+        """Of the url. Absent: no url."""
+
     def __init__(
         self,
         *,
@@ -410,7 +463,7 @@ Global___GetDownloadResponse: _TypeAlias = GetDownloadResponse  # noqa: Y015
 
 @_typing.final
 class ReadBlobRequest(_message.Message):
-    """limit 0: to the end"""
+    """From an executor or a client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -418,9 +471,13 @@ class ReadBlobRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
+    """First byte, from 0. Beyond the end is FIELD_INVALID."""
     limit: _builtins.int
+    """At most so many bytes. 0: to the end."""
     @_builtins.property
-    def digest(self) -> _common_pb2.Digest: ...
+    def digest(self) -> _common_pb2.Digest:
+        """What to fetch. size_bytes 0: of any size."""
+
     def __init__(
         self,
         *,
@@ -438,12 +495,13 @@ Global___ReadBlobRequest: _TypeAlias = ReadBlobRequest  # noqa: Y015
 
 @_typing.final
 class ReadBlobResponse(_message.Message):
-    """the reader checks the digest"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DATA_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
+    """At most 256 KiB, in order. The reader checks the digest of the whole."""
     def __init__(
         self,
         *,

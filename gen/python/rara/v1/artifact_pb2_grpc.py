@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ArtifactServiceStub:
-    """Hosted by the scheduler; called on a channel of its own, never on the one that carries Connect.
+    """Hosted by the scheduler, for executors and clients; called on a channel of its own, never on the one that carries
+    Connect. Uploading a blob is harmless and repeatable: only a manifest makes it a step's output.
     """
 
     def __init__(self, channel):
@@ -73,47 +74,55 @@ class ArtifactServiceStub:
 
 
 class ArtifactServiceServicer:
-    """Hosted by the scheduler; called on a channel of its own, never on the one that carries Connect.
+    """Hosted by the scheduler, for executors and clients; called on a channel of its own, never on the one that carries
+    Connect. Uploading a blob is harmless and repeatable: only a manifest makes it a step's output.
     """
 
     def FindMissingBlobs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Which blobs still have to be uploaded.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateUpload(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Begins an upload. Several of one digest may go on at once.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WriteBlob(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Sends bytes; goes on where a broken call ended. One call at a time may write an upload.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def QueryWriteStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Where to go on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompleteUpload(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Ends an upload in presigned parts. UNIMPLEMENTED FEATURE_DISABLED where the store has none.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDownload(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Where to fetch a blob.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadBlob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Fetches a blob, or a range of it, from the scheduler.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -165,7 +174,8 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ArtifactService:
-    """Hosted by the scheduler; called on a channel of its own, never on the one that carries Connect.
+    """Hosted by the scheduler, for executors and clients; called on a channel of its own, never on the one that carries
+    Connect. Uploading a blob is harmless and repeatable: only a manifest makes it a step's output.
     """
 
     @staticmethod

@@ -13,67 +13,85 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ArtifactServiceStub:
-    """Hosted by the scheduler; called on a channel of its own, never on the one that carries Connect."""
+    """Hosted by the scheduler, for executors and clients; called on a channel of its own, never on the one that carries
+    Connect. Uploading a blob is harmless and repeatable: only a manifest makes it a step's output.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     FindMissingBlobs: _aio.UnaryUnaryMultiCallable[_artifact_pb2.FindMissingBlobsRequest, _artifact_pb2.FindMissingBlobsResponse]
+    """Which blobs still have to be uploaded."""
     CreateUpload: _aio.UnaryUnaryMultiCallable[_artifact_pb2.CreateUploadRequest, _artifact_pb2.CreateUploadResponse]
+    """Begins an upload. Several of one digest may go on at once."""
     WriteBlob: _aio.StreamUnaryMultiCallable[_artifact_pb2.WriteBlobRequest, _artifact_pb2.WriteBlobResponse]
+    """Sends bytes; goes on where a broken call ended. One call at a time may write an upload."""
     QueryWriteStatus: _aio.UnaryUnaryMultiCallable[_artifact_pb2.QueryWriteStatusRequest, _artifact_pb2.QueryWriteStatusResponse]
+    """Where to go on."""
     CompleteUpload: _aio.UnaryUnaryMultiCallable[_artifact_pb2.CompleteUploadRequest, _artifact_pb2.CompleteUploadResponse]
+    """Ends an upload in presigned parts. UNIMPLEMENTED FEATURE_DISABLED where the store has none."""
     GetDownload: _aio.UnaryUnaryMultiCallable[_artifact_pb2.GetDownloadRequest, _artifact_pb2.GetDownloadResponse]
+    """Where to fetch a blob."""
     ReadBlob: _aio.UnaryStreamMultiCallable[_artifact_pb2.ReadBlobRequest, _artifact_pb2.ReadBlobResponse]
+    """Fetches a blob, or a range of it, from the scheduler."""
 
 class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Hosted by the scheduler; called on a channel of its own, never on the one that carries Connect."""
+    """Hosted by the scheduler, for executors and clients; called on a channel of its own, never on the one that carries
+    Connect. Uploading a blob is harmless and repeatable: only a manifest makes it a step's output.
+    """
 
     @_abc_1.abstractmethod
     def FindMissingBlobs(
         self,
         request: _artifact_pb2.FindMissingBlobsRequest,
         context: _aio.ServicerContext[_artifact_pb2.FindMissingBlobsRequest, _abc.Awaitable[_artifact_pb2.FindMissingBlobsResponse]],
-    ) -> _abc.Awaitable[_artifact_pb2.FindMissingBlobsResponse]: ...
+    ) -> _abc.Awaitable[_artifact_pb2.FindMissingBlobsResponse]:
+        """Which blobs still have to be uploaded."""
 
     @_abc_1.abstractmethod
     def CreateUpload(
         self,
         request: _artifact_pb2.CreateUploadRequest,
         context: _aio.ServicerContext[_artifact_pb2.CreateUploadRequest, _abc.Awaitable[_artifact_pb2.CreateUploadResponse]],
-    ) -> _abc.Awaitable[_artifact_pb2.CreateUploadResponse]: ...
+    ) -> _abc.Awaitable[_artifact_pb2.CreateUploadResponse]:
+        """Begins an upload. Several of one digest may go on at once."""
 
     @_abc_1.abstractmethod
     def WriteBlob(
         self,
         request_iterator: _abc.AsyncIterator[_artifact_pb2.WriteBlobRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_artifact_pb2.WriteBlobRequest], _abc.Awaitable[_artifact_pb2.WriteBlobResponse]],
-    ) -> _abc.Awaitable[_artifact_pb2.WriteBlobResponse]: ...
+    ) -> _abc.Awaitable[_artifact_pb2.WriteBlobResponse]:
+        """Sends bytes; goes on where a broken call ended. One call at a time may write an upload."""
 
     @_abc_1.abstractmethod
     def QueryWriteStatus(
         self,
         request: _artifact_pb2.QueryWriteStatusRequest,
         context: _aio.ServicerContext[_artifact_pb2.QueryWriteStatusRequest, _abc.Awaitable[_artifact_pb2.QueryWriteStatusResponse]],
-    ) -> _abc.Awaitable[_artifact_pb2.QueryWriteStatusResponse]: ...
+    ) -> _abc.Awaitable[_artifact_pb2.QueryWriteStatusResponse]:
+        """Where to go on."""
 
     @_abc_1.abstractmethod
     def CompleteUpload(
         self,
         request: _artifact_pb2.CompleteUploadRequest,
         context: _aio.ServicerContext[_artifact_pb2.CompleteUploadRequest, _abc.Awaitable[_artifact_pb2.CompleteUploadResponse]],
-    ) -> _abc.Awaitable[_artifact_pb2.CompleteUploadResponse]: ...
+    ) -> _abc.Awaitable[_artifact_pb2.CompleteUploadResponse]:
+        """Ends an upload in presigned parts. UNIMPLEMENTED FEATURE_DISABLED where the store has none."""
 
     @_abc_1.abstractmethod
     def GetDownload(
         self,
         request: _artifact_pb2.GetDownloadRequest,
         context: _aio.ServicerContext[_artifact_pb2.GetDownloadRequest, _abc.Awaitable[_artifact_pb2.GetDownloadResponse]],
-    ) -> _abc.Awaitable[_artifact_pb2.GetDownloadResponse]: ...
+    ) -> _abc.Awaitable[_artifact_pb2.GetDownloadResponse]:
+        """Where to fetch a blob."""
 
     @_abc_1.abstractmethod
     def ReadBlob(
         self,
         request: _artifact_pb2.ReadBlobRequest,
         context: _aio.ServicerContext[_artifact_pb2.ReadBlobRequest, _abc.AsyncIterator[_artifact_pb2.ReadBlobResponse]],
-    ) -> _abc.AsyncIterator[_artifact_pb2.ReadBlobResponse]: ...
+    ) -> _abc.AsyncIterator[_artifact_pb2.ReadBlobResponse]:
+        """Fetches a blob, or a range of it, from the scheduler."""
 
 def add_ArtifactServiceServicer_to_server(servicer: ArtifactServiceServicer, server: _aio.Server) -> None: ...

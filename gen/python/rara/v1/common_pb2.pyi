@@ -20,7 +20,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Payload(_message.Message):
-    """A value that Rara carries and stores but does not interpret."""
+    """A JSON value that Rara carries and stores but does not interpret. An absent Payload is no value; the JSON text
+    `null` is a value.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -28,11 +30,15 @@ class Payload(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     OMITTED_BYTES_FIELD_NUMBER: _builtins.int
     media_type: _builtins.str
-    """empty: application/json"""
+    """What the bytes are. Empty: application/json, the only type that is taken."""
     data: _builtins.bytes
-    """JSON in UTF-8 without U+0000 and lone surrogates; at most Limits.max_payload_bytes"""
+    """JSON in UTF-8, without U+0000 and lone surrogates, of at most Limits.max_payload_bytes. Objects keep their
+    numbers as written; nothing passes through a float.
+    """
     omitted_bytes: _builtins.int
-    """instead of data, where a list or a watch leaves a large value out"""
+    """Set by the scheduler alone, in lists and watches: the size in bytes of a value that was left out, so `data` is
+    empty. 0: nothing was left out. Ignored when it is sent to the scheduler.
+    """
     def __init__(
         self,
         *,
@@ -50,14 +56,16 @@ Global___Payload: _TypeAlias = Payload  # noqa: Y015
 
 @_typing.final
 class Digest(_message.Message):
-    """64 lower-case hex digits"""
+    """The name of some bytes: equal bytes have equal digests everywhere, and are stored once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SHA256_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     sha256: _builtins.str
+    """SHA-256 in 64 lower-case hex digits."""
     size_bytes: _builtins.int
+    """Size in bytes; 0 for the empty blob. Checked against the stored bytes together with the hash."""
     def __init__(
         self,
         *,
@@ -86,19 +94,26 @@ class Artifact(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     DERIVED_FROM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """unique in its manifest or input list"""
+    """Unique in its manifest or input list."""
     media_type: _builtins.str
+    """Media type of the bytes, to show and to serve. Empty: application/octet-stream."""
     type: _builtins.str
-    """dataset, model, index, metrics, report, checkpoint, blob"""
+    """What it is to people: dataset, model, index, metrics, report, checkpoint, blob, or a word of one's own."""
     inline: _builtins.bytes
-    """the bytes themselves, only up to Limits.max_inline_bytes"""
+    """The bytes themselves, of at most Limits.max_inline_bytes; then nothing is uploaded. Empty: they are in the blob
+    store. Lists and watches leave them out.
+    """
     @_builtins.property
-    def digest(self) -> Global___Digest: ...
+    def digest(self) -> Global___Digest:
+        """What the bytes are; also set where they are sent inline."""
+
     @_builtins.property
-    def metadata(self) -> Global___Payload: ...
+    def metadata(self) -> Global___Payload:
+        """What the producer says about it, a JSON object. Absent: nothing."""
+
     @_builtins.property
     def derived_from(self) -> _containers.RepeatedCompositeFieldContainer[Global___Digest]:
-        """which inputs it was made from; empty: all"""
+        """Which inputs of the step it was made from. Empty: all of them."""
 
     def __init__(
         self,
@@ -121,13 +136,15 @@ Global___Artifact: _TypeAlias = Artifact  # noqa: Y015
 
 @_typing.final
 class ArtifactManifest(_message.Message):
-    """the artifacts of one attempt"""
+    """The artifacts of one attempt, sent in its terminal event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Artifact]: ...
+    def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Artifact]:
+        """In the order in which they are shown."""
+
     def __init__(
         self,
         *,
@@ -143,7 +160,7 @@ Global___ArtifactManifest: _TypeAlias = ArtifactManifest  # noqa: Y015
 
 @_typing.final
 class SecretRef(_message.Message):
-    """Names a secret; the value never crosses the wire. provider: env, file, vault, ... Empty version: the current one."""
+    """Names a secret. The value never crosses the wire: the executor resolves the name in its own process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -151,8 +168,11 @@ class SecretRef(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     provider: _builtins.str
+    """Who knows it: env, file, vault, or another provider that the executor has."""
     name: _builtins.str
+    """Its name with that provider."""
     version: _builtins.str
+    """Empty: the current version."""
     def __init__(
         self,
         *,
@@ -170,14 +190,16 @@ Global___SecretRef: _TypeAlias = SecretRef  # noqa: Y015
 
 @_typing.final
 class TraceContext(_message.Message):
-    """W3C"""
+    """W3C trace context. Whoever starts a run may send it; the scheduler stores it with the run and hands it on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
     traceparent: _builtins.str
+    """Header `traceparent`. Empty: no trace."""
     tracestate: _builtins.str
+    """Header `tracestate`. Empty: none."""
     def __init__(
         self,
         *,

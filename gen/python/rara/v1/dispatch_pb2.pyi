@@ -23,6 +23,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ConnectRequest(_message.Message):
+    """From the executor. A frame of an unknown kind is ignored and counted."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
@@ -35,23 +37,35 @@ class ConnectRequest(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """first, once"""
+        """First, once, within 5 s."""
 
     @_builtins.property
-    def credit(self) -> Global___Credit: ...
+    def credit(self) -> Global___Credit:
+        """Whenever a slot has become free."""
+
     @_builtins.property
-    def events(self) -> Global___EventBatch: ...
+    def events(self) -> Global___EventBatch:
+        """Whenever something happened; progress may wait 10 ms for company."""
+
     @_builtins.property
-    def heartbeat(self) -> Global___Heartbeat: ...
+    def heartbeat(self) -> Global___Heartbeat:
+        """Every SessionTerms.heartbeat_interval."""
+
     @_builtins.property
-    def rejections(self) -> Global___JobRejections: ...
+    def rejections(self) -> Global___JobRejections:
+        """Jobs that this executor does not start."""
+
     @_builtins.property
-    def cancel_receipts(self) -> Global___CancelReceipts: ...
+    def cancel_receipts(self) -> Global___CancelReceipts:
+        """Answers CancelJobs, as soon as it is received."""
+
     @_builtins.property
-    def drain(self) -> Global___Drain: ...
+    def drain(self) -> Global___Drain:
+        """This executor wants no new job. Not undone within the session."""
+
     @_builtins.property
     def goodbye(self) -> Global___Goodbye:
-        """last: everything was said and acknowledged"""
+        """Last: everything was said and acknowledged."""
 
     def __init__(
         self,
@@ -77,6 +91,8 @@ Global___ConnectRequest: _TypeAlias = ConnectRequest  # noqa: Y015
 
 @_typing.final
 class ConnectResponse(_message.Message):
+    """From the scheduler. A frame of an unknown kind is ignored and counted."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: _builtins.int
@@ -88,25 +104,31 @@ class ConnectResponse(_message.Message):
     GO_AWAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
-        """first, once"""
+        """First, once: answers Hello."""
 
     @_builtins.property
     def jobs(self) -> Global___JobBatch:
-        """after the leases are committed"""
+        """After their leases are committed, at most as many as credit allows."""
 
     @_builtins.property
-    def acks(self) -> Global___EventAcks: ...
+    def acks(self) -> Global___EventAcks:
+        """After the events are committed, or refused."""
+
     @_builtins.property
-    def heartbeat_ack(self) -> Global___HeartbeatAck: ...
+    def heartbeat_ack(self) -> Global___HeartbeatAck:
+        """Answers each heartbeat at once."""
+
     @_builtins.property
-    def cancels(self) -> Global___CancelJobs: ...
+    def cancels(self) -> Global___CancelJobs:
+        """When a cancel is requested; repeated in each HeartbeatAck until it is confirmed."""
+
     @_builtins.property
     def drain(self) -> Global___Drain:
-        """an operator asked"""
+        """An operator asks this executor to take no new job."""
 
     @_builtins.property
     def go_away(self) -> Global___GoAway:
-        """last"""
+        """Last: the scheduler closes the session."""
 
     def __init__(
         self,
@@ -131,6 +153,8 @@ Global___ConnectResponse: _TypeAlias = ConnectResponse  # noqa: Y015
 
 @_typing.final
 class Capability(_message.Message):
+    """What an executor can run."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KIND_FIELD_NUMBER: _builtins.int
@@ -138,13 +162,14 @@ class Capability(_message.Message):
     MAX_CONCURRENCY_FIELD_NUMBER: _builtins.int
     INPUT_SCHEMA_SHA256_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"index.build" """
+    """Name of a handler, such as "index.build"."""
     max_concurrency: _builtins.int
-    """0: as much as credit allows"""
+    """Jobs of this kind at one time. 0: as many as credit allows."""
     input_schema_sha256: _builtins.str
+    """SHA-256 of the JSON schema that inputs are checked against here, in canonical form. Empty: no schema."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"1.2.0" """
+        """Versions offered, such as "1.2.0". Each is dispatched by name."""
 
     def __init__(
         self,
@@ -164,6 +189,8 @@ Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
 class HeldJob(_message.Message):
+    """A job that the executor still has when it connects."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: _builtins.int
@@ -171,12 +198,15 @@ class HeldJob(_message.Message):
     ACKED_SEQUENCE_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     last_sequence: _builtins.int
-    """newest made, newest known to be stored"""
+    """The newest sequence made. 0: none."""
     acked_sequence: _builtins.int
+    """The newest sequence known to be stored. 0: none."""
     finished: _builtins.bool
-    """only unacknowledged events are left"""
+    """The handler is done, and only unacknowledged events are left."""
     @_builtins.property
-    def lease(self) -> _job_pb2.Lease: ...
+    def lease(self) -> _job_pb2.Lease:
+        """As received with the job."""
+
     def __init__(
         self,
         *,
@@ -195,6 +225,10 @@ Global___HeldJob: _TypeAlias = HeldJob  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
+    """The executor introduces itself. It is composed when the old call, if any, has ended and all that came on it was
+    taken in.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -227,23 +261,32 @@ class Hello(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     HELD_JOBS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
+    """The version that the executor speaks: 1."""
     executor_id: _builtins.str
-    """made anew at every process start"""
+    """A UUID made anew at every process start. Leases belong to it."""
     executor_name: _builtins.str
-    """label for people: host, pod"""
+    """Label for people: host, pod."""
     executor_kind: _builtins.str
-    """"python", "go", or a name of one's own"""
+    """"python", "go", or a name of one's own, which steps may ask for."""
     sdk: _builtins.str
-    """"rara-python/0.3.1" """
+    """Name and version of the SDK, such as "rara-python/0.1.0". To show."""
     @_builtins.property
-    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Additions that the executor knows, by name; only those that both sides list are used."""
+
     @_builtins.property
-    def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Capability]: ...
+    def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Capability]:
+        """What it can run. A step goes to an executor that has its kind and version here."""
+
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What steps may require, such as gpu=a100."""
+
     @_builtins.property
     def held_jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldJob]:
-        """all: a lease that is not listed is not held"""
+        """Everything it holds, finished jobs with unacknowledged events included. A lease of this executor that is not
+        listed is not held, and is released at once.
+        """
 
     def __init__(
         self,
@@ -268,6 +311,8 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
+    """Sizes that hold for a session. A frame above max_frame_bytes ends the call, so senders check before sending."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_FRAME_BYTES_FIELD_NUMBER: _builtins.int
@@ -275,10 +320,13 @@ class Limits(_message.Message):
     MAX_INLINE_BYTES_FIELD_NUMBER: _builtins.int
     EVENT_WINDOW_FIELD_NUMBER: _builtins.int
     max_frame_bytes: _builtins.int
+    """One frame, in bytes."""
     max_payload_bytes: _builtins.int
+    """One payload, in bytes."""
     max_inline_bytes: _builtins.int
+    """One inline artifact or effect result, in bytes."""
     event_window: _builtins.int
-    """events sent and not acknowledged, per session"""
+    """Events sent and not acknowledged, over the whole session."""
     def __init__(
         self,
         *,
@@ -297,6 +345,8 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class SessionTerms(_message.Message):
+    """What a session goes by, as the scheduler's settings say."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
@@ -304,13 +354,21 @@ class SessionTerms(_message.Message):
     ACCEPT_TIMEOUT_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def heartbeat_interval(self) -> _duration_pb2.Duration: ...
+    def heartbeat_interval(self) -> _duration_pb2.Duration:
+        """Between two heartbeats of the executor."""
+
     @_builtins.property
-    def silence_timeout(self) -> _duration_pb2.Duration: ...
+    def silence_timeout(self) -> _duration_pb2.Duration:
+        """After so long without any frame either side closes the session."""
+
     @_builtins.property
-    def accept_timeout(self) -> _duration_pb2.Duration: ...
+    def accept_timeout(self) -> _duration_pb2.Duration:
+        """From a grant to `accepted`; then the lease is taken back at no cost."""
+
     @_builtins.property
-    def limits(self) -> Global___Limits: ...
+    def limits(self) -> Global___Limits:
+        """Sizes."""
+
     def __init__(
         self,
         *,
@@ -329,6 +387,8 @@ Global___SessionTerms: _TypeAlias = SessionTerms  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
+    """The scheduler's answer to Hello. It names every held job: in `acks` (goes on), `lost_lease_tokens` or `cancels`."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
@@ -339,22 +399,29 @@ class Welcome(_message.Message):
     LOST_LEASE_TOKENS_FIELD_NUMBER: _builtins.int
     CANCELS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
-    """those that both sides have"""
+    """The version that the session speaks."""
     session_id: _builtins.str
+    """For logs on both sides."""
     @_builtins.property
-    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features that both sides have."""
+
     @_builtins.property
-    def terms(self) -> Global___SessionTerms: ...
+    def terms(self) -> Global___SessionTerms:
+        """What the session goes by."""
+
     @_builtins.property
     def acks(self) -> Global___EventAcks:
-        """held jobs that go on, with what is stored; every other held job is lost:"""
+        """Held jobs that go on, with what is stored of each. The executor resends what follows."""
 
     @_builtins.property
     def lost_lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """stop, report nothing more"""
+        """Held jobs whose lease has passed on: stop them, report nothing more."""
 
     @_builtins.property
-    def cancels(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelJob]: ...
+    def cancels(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelJob]:
+        """Held jobs that are to be cancelled: they go on to a confirmed end."""
+
     def __init__(
         self,
         *,
@@ -376,12 +443,13 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Credit(_message.Message):
-    """jobs allowed since the session began; never falls"""
+    """How many jobs the executor takes. A total, so that a lost or repeated frame cannot make it drift."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LIMIT_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
+    """Jobs allowed since the session began. Never falls; a smaller number than before is ignored."""
     def __init__(
         self,
         *,
@@ -397,11 +465,15 @@ Global___Credit: _TypeAlias = Credit  # noqa: Y015
 
 @_typing.final
 class EventBatch(_message.Message):
+    """Events of any jobs of the session."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.ProgressEvent]: ...
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.ProgressEvent]:
+        """In the order of their sequences within each job."""
+
     def __init__(
         self,
         *,
@@ -417,11 +489,15 @@ Global___EventBatch: _TypeAlias = EventBatch  # noqa: Y015
 
 @_typing.final
 class JobBatch(_message.Message):
+    """Jobs to start."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.JobRequest]: ...
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.JobRequest]:
+        """Each with a lease of its own."""
+
     def __init__(
         self,
         *,
@@ -437,17 +513,20 @@ Global___JobBatch: _TypeAlias = JobBatch  # noqa: Y015
 
 @_typing.final
 class EventAck(_message.Message):
+    """What is stored of one job. Cumulative: a later one replaces it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_TOKEN_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.int
+    """The job."""
     sequence: _builtins.int
-    """stored up to here, but for missing"""
+    """Everything up to here is stored, but for numbers that never came."""
     @_builtins.property
     def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """never came: send again what is still held; asked once"""
+        """Numbers below that never came: send again what is still held. Asked once."""
 
     def __init__(
         self,
@@ -466,7 +545,9 @@ Global___EventAck: _TypeAlias = EventAck  # noqa: Y015
 
 @_typing.final
 class EventRefusal(_message.Message):
-    """Not stored. LEASE_LOST: stop the job. Else mend the cause and send this event, or another one, under this sequence."""
+    """An event that was not stored. LEASE_LOST: stop the job, drop the rest. Else mend the cause and send this event, or
+    another one, under this sequence.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -476,13 +557,16 @@ class EventRefusal(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.int
+    """The job."""
     sequence: _builtins.int
+    """The event."""
     code: _builtins.str
-    """section 5, column R"""
+    """LEASE_LOST, BLOBS_MISSING, ARTIFACT_MISMATCH, PAYLOAD_INVALID, PAYLOAD_TOO_LARGE or FIELD_INVALID."""
     message: _builtins.str
+    """For people."""
     @_builtins.property
     def digests(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Digest]:
-        """what is missing or does not match"""
+        """Blobs that are missing or do not match. Empty for other codes."""
 
     def __init__(
         self,
@@ -503,14 +587,20 @@ Global___EventRefusal: _TypeAlias = EventRefusal  # noqa: Y015
 
 @_typing.final
 class EventAcks(_message.Message):
+    """Answers to events, after commit. Also in Welcome, for what was stored before."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ACKS_FIELD_NUMBER: _builtins.int
     REFUSALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def acks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventAck]: ...
+    def acks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventAck]:
+        """Stored."""
+
     @_builtins.property
-    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventRefusal]: ...
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventRefusal]:
+        """Not stored."""
+
     def __init__(
         self,
         *,
@@ -527,18 +617,20 @@ Global___EventAcks: _TypeAlias = EventAcks  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
+    """Renews leases: exactly those that are listed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     LEASE_TOKENS_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """1, 2, 3, ... per session"""
+    """1, 2, 3, ... within the session."""
     answered: _builtins.int
-    """the newest HeartbeatAck.number received: the way back works"""
+    """The newest HeartbeatAck.number received, which proves the way back. 0: none yet."""
     @_builtins.property
     def lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """runners alive or starting, and finished jobs with unacknowledged events"""
+        """Jobs whose runner is starting or was seen alive in this interval, and finished jobs with unacknowledged events."""
 
     def __init__(
         self,
@@ -557,6 +649,8 @@ Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class HeartbeatAck(_message.Message):
+    """Answers a heartbeat, before its renewal is committed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
@@ -564,14 +658,18 @@ class HeartbeatAck(_message.Message):
     LOST_LEASE_TOKENS_FIELD_NUMBER: _builtins.int
     CANCELS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """the heartbeat answered: the scheduler lives"""
+    """The heartbeat answered: the scheduler lives."""
     renewed: _builtins.int
-    """the newest heartbeat whose renewal is committed: the leases live"""
+    """The newest heartbeat of this session whose renewal is committed: the leases live. An old number means that the
+    database is away; the executor's lease clocks run on.
+    """
     @_builtins.property
-    def lost_lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def lost_lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Listed leases that have passed on: stop those jobs, report nothing more."""
+
     @_builtins.property
     def cancels(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelJob]:
-        """all that are not confirmed"""
+        """All cancels of this session that are not confirmed, repeated in every answer."""
 
     def __init__(
         self,
@@ -591,7 +689,7 @@ Global___HeartbeatAck: _TypeAlias = HeartbeatAck  # noqa: Y015
 
 @_typing.final
 class JobRejection(_message.Message):
-    """legal until running was sent"""
+    """A lease given back before it cost anything. Legal until `running` was sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -599,9 +697,15 @@ class JobRejection(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     code: _builtins.str
+    """EXECUTOR_SHUTDOWN, NO_CAPACITY (credit is taken as 0 until the next Credit) or UNSUPPORTED_KIND (the kind and
+    version leave the session).
+    """
     message: _builtins.str
+    """For people."""
     @_builtins.property
-    def lease(self) -> _job_pb2.Lease: ...
+    def lease(self) -> _job_pb2.Lease:
+        """As received with the job."""
+
     def __init__(
         self,
         *,
@@ -619,11 +723,15 @@ Global___JobRejection: _TypeAlias = JobRejection  # noqa: Y015
 
 @_typing.final
 class JobRejections(_message.Message):
+    """Leases given back. A repeat, or one that is not held, changes nothing."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REJECTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobRejection]: ...
+    def rejections(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobRejection]:
+        """Each with its reason."""
+
     def __init__(
         self,
         *,
@@ -639,17 +747,20 @@ Global___JobRejections: _TypeAlias = JobRejections  # noqa: Y015
 
 @_typing.final
 class CancelJob(_message.Message):
+    """Ask the handler to end, wait `grace`, kill its process, then confirm with a terminal event. A repeat changes nothing."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_TOKEN_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     GRACE_FIELD_NUMBER: _builtins.int
     lease_token: _builtins.int
+    """The job."""
     reason: _builtins.str
-    """section 5, column C"""
+    """CANCELLED, DEADLINE_EXCEEDED, SIBLING_FAILED, EXECUTOR_SHUTDOWN, ATTEMPT_TIMEOUT or PROGRESS_TIMEOUT."""
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """between asking and the kill"""
+        """Between asking and the kill. Absent: at once."""
 
     def __init__(
         self,
@@ -668,11 +779,15 @@ Global___CancelJob: _TypeAlias = CancelJob  # noqa: Y015
 
 @_typing.final
 class CancelJobs(_message.Message):
+    """Pushed when a cancel is requested."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelJob]: ...
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelJob]:
+        """Jobs of this session."""
+
     def __init__(
         self,
         *,
@@ -688,11 +803,15 @@ Global___CancelJobs: _TypeAlias = CancelJobs  # noqa: Y015
 
 @_typing.final
 class CancelReceipts(_message.Message):
+    """The executor has these cancels. Delivered, not confirmed: confirmation is the job's terminal event."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def lease_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Jobs asked to end. A token that is unknown is ignored."""
+
     def __init__(
         self,
         *,
@@ -708,11 +827,15 @@ Global___CancelReceipts: _TypeAlias = CancelReceipts  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
+    """No new job from now on; what runs may finish. From the executor, or from the scheduler when an operator asks."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FINISH_WITHIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def finish_within(self) -> _duration_pb2.Duration: ...
+    def finish_within(self) -> _duration_pb2.Duration:
+        """After that, what still runs is given back as EXECUTOR_SHUTDOWN. Absent: no limit."""
+
     def __init__(
         self,
         *,
@@ -728,6 +851,8 @@ Global___Drain: _TypeAlias = Drain  # noqa: Y015
 
 @_typing.final
 class Goodbye(_message.Message):
+    """The executor leaves in order."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -743,15 +868,17 @@ Global___Goodbye: _TypeAlias = Goodbye  # noqa: Y015
 
 @_typing.final
 class GoAway(_message.Message):
+    """The scheduler closes the session. Leases stay as they are."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     RECONNECT_AFTER_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """SHUTTING_DOWN, REBALANCE, REPLACED"""
+    """SHUTTING_DOWN, REBALANCE (the connection is old: dial again) or REPLACED (a newer session of this executor_id)."""
     @_builtins.property
     def reconnect_after(self) -> _duration_pb2.Duration:
-        """absent: usual backoff; after REPLACED never"""
+        """Wait so long before dialling again. Absent: the usual backoff; after REPLACED never."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DispatchServiceStub:
-    """Hosted by the scheduler, dialled by executors. One call is one session.
+    """Hosted by the scheduler, dialled by executors.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,13 @@ class DispatchServiceStub:
 
 
 class DispatchServiceServicer:
-    """Hosted by the scheduler, dialled by executors. One call is one session.
+    """Hosted by the scheduler, dialled by executors.
     """
 
     def Connect(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """One call is one session. A lost call never stops a job: the executor dials again and says what it holds. An end
+        without Goodbye or GoAway is abnormal. A second session of the same executor_id replaces the first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,7 +71,7 @@ def add_DispatchServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DispatchService:
-    """Hosted by the scheduler, dialled by executors. One call is one session.
+    """Hosted by the scheduler, dialled by executors.
     """
 
     @staticmethod

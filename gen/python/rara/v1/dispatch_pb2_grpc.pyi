@@ -13,19 +13,25 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DispatchServiceStub:
-    """Hosted by the scheduler, dialled by executors. One call is one session."""
+    """Hosted by the scheduler, dialled by executors."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Connect: _aio.StreamStreamMultiCallable[_dispatch_pb2.ConnectRequest, _dispatch_pb2.ConnectResponse]
+    """One call is one session. A lost call never stops a job: the executor dials again and says what it holds. An end
+    without Goodbye or GoAway is abnormal. A second session of the same executor_id replaces the first.
+    """
 
 class DispatchServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Hosted by the scheduler, dialled by executors. One call is one session."""
+    """Hosted by the scheduler, dialled by executors."""
 
     @_abc_1.abstractmethod
     def Connect(
         self,
         request_iterator: _abc.AsyncIterator[_dispatch_pb2.ConnectRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_dispatch_pb2.ConnectRequest], _abc.AsyncIterator[_dispatch_pb2.ConnectResponse]],
-    ) -> _abc.AsyncIterator[_dispatch_pb2.ConnectResponse]: ...
+    ) -> _abc.AsyncIterator[_dispatch_pb2.ConnectResponse]:
+        """One call is one session. A lost call never stops a job: the executor dials again and says what it holds. An end
+        without Goodbye or GoAway is abnormal. A second session of the same executor_id replaces the first.
+        """
 
 def add_DispatchServiceServicer_to_server(servicer: DispatchServiceServicer, server: _aio.Server) -> None: ...

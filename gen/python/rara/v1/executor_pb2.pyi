@@ -22,13 +22,18 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetCapabilitiesRequest(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
+    """The version that the scheduler speaks: 1."""
     @_builtins.property
-    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features that the scheduler has."""
+
     def __init__(
         self,
         *,
@@ -45,15 +50,21 @@ Global___GetCapabilitiesRequest: _TypeAlias = GetCapabilitiesRequest  # noqa: Y0
 
 @_typing.final
 class GetCapabilitiesResponse(_message.Message):
+    """From the executor."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
     FREE_SLOTS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     free_slots: _builtins.int
+    """How many jobs it takes now; stands for credit."""
     draining: _builtins.bool
+    """It takes no new job."""
     @_builtins.property
-    def hello(self) -> _dispatch_pb2.Hello: ...
+    def hello(self) -> _dispatch_pb2.Hello:
+        """As on a session, held jobs included."""
+
     def __init__(
         self,
         *,
@@ -71,19 +82,23 @@ Global___GetCapabilitiesResponse: _TypeAlias = GetCapabilitiesResponse  # noqa: 
 
 @_typing.final
 class ExecuteStart(_message.Message):
+    """Begins a call of Execute."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
     TERMS_FIELD_NUMBER: _builtins.int
     RESUME_AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     resume_after_sequence: _builtins.int
-    """what is stored already; 0: a new job"""
+    """The newest sequence that is stored already: replay what follows. 0: a new job."""
     @_builtins.property
     def job(self) -> _job_pb2.JobRequest:
-        """to attach, job.lease is enough"""
+        """The job. To attach, its lease is enough."""
 
     @_builtins.property
-    def terms(self) -> _dispatch_pb2.SessionTerms: ...
+    def terms(self) -> _dispatch_pb2.SessionTerms:
+        """What the call goes by."""
+
     def __init__(
         self,
         *,
@@ -101,7 +116,7 @@ Global___ExecuteStart: _TypeAlias = ExecuteStart  # noqa: Y015
 
 @_typing.final
 class ExecuteRequest(_message.Message):
-    """start first, once"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -109,11 +124,17 @@ class ExecuteRequest(_message.Message):
     ACKS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_ACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def start(self) -> Global___ExecuteStart: ...
+    def start(self) -> Global___ExecuteStart:
+        """First, once."""
+
     @_builtins.property
-    def acks(self) -> _dispatch_pb2.EventAcks: ...
+    def acks(self) -> _dispatch_pb2.EventAcks:
+        """As on a session."""
+
     @_builtins.property
-    def heartbeat_ack(self) -> _dispatch_pb2.HeartbeatAck: ...
+    def heartbeat_ack(self) -> _dispatch_pb2.HeartbeatAck:
+        """As on a session."""
+
     def __init__(
         self,
         *,
@@ -133,14 +154,20 @@ Global___ExecuteRequest: _TypeAlias = ExecuteRequest  # noqa: Y015
 
 @_typing.final
 class ExecuteResponse(_message.Message):
+    """From the executor."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def event(self) -> _job_pb2.ProgressEvent: ...
+    def event(self) -> _job_pb2.ProgressEvent:
+        """As on a session."""
+
     @_builtins.property
-    def heartbeat(self) -> _dispatch_pb2.Heartbeat: ...
+    def heartbeat(self) -> _dispatch_pb2.Heartbeat:
+        """As on a session, for the one job."""
+
     def __init__(
         self,
         *,
@@ -159,13 +186,15 @@ Global___ExecuteResponse: _TypeAlias = ExecuteResponse  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):
-    """known: delivered, not confirmed"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CANCEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def cancel(self) -> _dispatch_pb2.CancelJob: ...
+    def cancel(self) -> _dispatch_pb2.CancelJob:
+        """What to cancel, and how."""
+
     def __init__(
         self,
         *,
@@ -181,10 +210,13 @@ Global___CancelRequest: _TypeAlias = CancelRequest  # noqa: Y015
 
 @_typing.final
 class CancelResponse(_message.Message):
+    """From the executor."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOWN_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
+    """The executor has that job: the cancel is delivered, not confirmed. False: it never had it, or it has ended."""
     def __init__(
         self,
         *,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ExecutorServiceStub:
-    """Hosted by an executor, dialled by the scheduler (direct mode).
+    """Hosted by an executor, dialled by the scheduler (direct mode), for a service that cannot use an SDK. Each executor
+    process needs an address of its own.
     """
 
     def __init__(self, channel):
@@ -53,24 +54,28 @@ class ExecutorServiceStub:
 
 
 class ExecutorServiceServicer:
-    """Hosted by an executor, dialled by the scheduler (direct mode).
+    """Hosted by an executor, dialled by the scheduler (direct mode), for a service that cannot use an SDK. Each executor
+    process needs an address of its own.
     """
 
     def GetCapabilities(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Polled every heartbeat interval: what the executor can run, what it holds, how much it takes.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request_iterator, context):
-        """One job per call: starts it, or attaches to it when its lease_token is known.
+        """One job per call: starts it, or attaches to it when its lease_token is known. Refusals are statuses: UNIMPLEMENTED
+        UNSUPPORTED_KIND, RESOURCE_EXHAUSTED NO_CAPACITY, UNAVAILABLE EXECUTOR_SHUTDOWN, NOT_FOUND LEASE_UNKNOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Delivers a cancel without a stream. May be repeated.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -102,7 +107,8 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutorService:
-    """Hosted by an executor, dialled by the scheduler (direct mode).
+    """Hosted by an executor, dialled by the scheduler (direct mode), for a service that cannot use an SDK. Each executor
+    process needs an address of its own.
     """
 
     @staticmethod

@@ -13,23 +13,32 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExecutorServiceStub:
-    """Hosted by an executor, dialled by the scheduler (direct mode)."""
+    """Hosted by an executor, dialled by the scheduler (direct mode), for a service that cannot use an SDK. Each executor
+    process needs an address of its own.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCapabilities: _aio.UnaryUnaryMultiCallable[_executor_pb2.GetCapabilitiesRequest, _executor_pb2.GetCapabilitiesResponse]
+    """Polled every heartbeat interval: what the executor can run, what it holds, how much it takes."""
     Execute: _aio.StreamStreamMultiCallable[_executor_pb2.ExecuteRequest, _executor_pb2.ExecuteResponse]
-    """One job per call: starts it, or attaches to it when its lease_token is known."""
+    """One job per call: starts it, or attaches to it when its lease_token is known. Refusals are statuses: UNIMPLEMENTED
+    UNSUPPORTED_KIND, RESOURCE_EXHAUSTED NO_CAPACITY, UNAVAILABLE EXECUTOR_SHUTDOWN, NOT_FOUND LEASE_UNKNOWN.
+    """
     Cancel: _aio.UnaryUnaryMultiCallable[_executor_pb2.CancelRequest, _executor_pb2.CancelResponse]
+    """Delivers a cancel without a stream. May be repeated."""
 
 class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Hosted by an executor, dialled by the scheduler (direct mode)."""
+    """Hosted by an executor, dialled by the scheduler (direct mode), for a service that cannot use an SDK. Each executor
+    process needs an address of its own.
+    """
 
     @_abc_1.abstractmethod
     def GetCapabilities(
         self,
         request: _executor_pb2.GetCapabilitiesRequest,
         context: _aio.ServicerContext[_executor_pb2.GetCapabilitiesRequest, _abc.Awaitable[_executor_pb2.GetCapabilitiesResponse]],
-    ) -> _abc.Awaitable[_executor_pb2.GetCapabilitiesResponse]: ...
+    ) -> _abc.Awaitable[_executor_pb2.GetCapabilitiesResponse]:
+        """Polled every heartbeat interval: what the executor can run, what it holds, how much it takes."""
 
     @_abc_1.abstractmethod
     def Execute(
@@ -37,13 +46,16 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_executor_pb2.ExecuteRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_executor_pb2.ExecuteRequest], _abc.AsyncIterator[_executor_pb2.ExecuteResponse]],
     ) -> _abc.AsyncIterator[_executor_pb2.ExecuteResponse]:
-        """One job per call: starts it, or attaches to it when its lease_token is known."""
+        """One job per call: starts it, or attaches to it when its lease_token is known. Refusals are statuses: UNIMPLEMENTED
+        UNSUPPORTED_KIND, RESOURCE_EXHAUSTED NO_CAPACITY, UNAVAILABLE EXECUTOR_SHUTDOWN, NOT_FOUND LEASE_UNKNOWN.
+        """
 
     @_abc_1.abstractmethod
     def Cancel(
         self,
         request: _executor_pb2.CancelRequest,
         context: _aio.ServicerContext[_executor_pb2.CancelRequest, _abc.Awaitable[_executor_pb2.CancelResponse]],
-    ) -> _abc.Awaitable[_executor_pb2.CancelResponse]: ...
+    ) -> _abc.Awaitable[_executor_pb2.CancelResponse]:
+        """Delivers a cancel without a stream. May be repeated."""
 
 def add_ExecutorServiceServicer_to_server(servicer: ExecutorServiceServicer, server: _aio.Server) -> None: ...

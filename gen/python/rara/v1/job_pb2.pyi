@@ -23,7 +23,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Lease(_message.Message):
-    """The right to run one attempt. The executor copies it whole into every event, rejection and upload."""
+    """The right to run one attempt. The scheduler gives it with a job; the executor copies it whole into every event,
+    rejection and upload.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -31,10 +33,13 @@ class Lease(_message.Message):
     LEASE_TOKEN_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     step_run_id: _builtins.str
+    """The step that is run."""
     lease_token: _builtins.int
-    """the fencing number: larger for every later grant of any step"""
+    """The fencing number: larger for every later grant of any step. A write counts while the step carries this number;
+    sinks outside may compare it in the same way. A number, not a secret.
+    """
     attempt: _builtins.int
-    """leases granted to this step run so far, from 1: to show, not to fence"""
+    """Leases granted to this step run so far, from 1. To show, not to fence."""
     def __init__(
         self,
         *,
@@ -52,6 +57,10 @@ Global___Lease: _TypeAlias = Lease  # noqa: Y015
 
 @_typing.final
 class JobRequest(_message.Message):
+    """One leased step, from the scheduler to the executor that is to run it. A repeat of a token that the executor has
+    changes nothing.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -98,59 +107,72 @@ class JobRequest(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
     workflow_run_id: _builtins.str
+    """The run that the step belongs to."""
     idempotency_key: _builtins.str
-    """equal on every attempt"""
+    """The name for the step's effects outside: equal on every attempt, and in a retried run."""
     executor_kind: _builtins.str
-    """a version that this executor offered"""
+    """The kind of executor that the step asks for. Empty: any."""
     kind: _builtins.str
+    """Which handler to run."""
     kind_version: _builtins.str
+    """A version that this executor offered in its capabilities."""
     definition: _builtins.str
+    """The definition that the run follows."""
     definition_version: _builtins.int
+    """Its version."""
     step_name: _builtins.str
+    """The step's name in the definition."""
     failures: _builtins.int
-    """spent so far, and the budget"""
+    """How much of the budget is spent so far."""
     max_attempts: _builtins.int
+    """The budget: the step is closed when `failures` reaches it."""
     @_builtins.property
     def lease(self) -> Global___Lease:
-        """step_run_id, lease_token, attempt: here and nowhere else in this message"""
+        """Step, token and attempt stand here and nowhere else in this message."""
 
     @_builtins.property
     def time_remaining(self) -> _duration_pb2.Duration:
-        """to the deadline, from receipt; absent: no deadline"""
+        """To the deadline, counted from receipt by the executor's monotonic clock. Absent: no deadline."""
 
     @_builtins.property
     def deadline(self) -> _timestamp_pb2.Timestamp:
-        """the same instant by the database's clock: to show, never to compare"""
+        """The same instant by the database's clock: to show, never to compare. Absent: no deadline."""
 
     @_builtins.property
     def attempt_timeout(self) -> _duration_pb2.Duration:
-        """from running; absent: none"""
+        """Longest duration of this attempt, from `running`. Absent: none."""
 
     @_builtins.property
     def progress_timeout(self) -> _duration_pb2.Duration:
-        """longest silence of a running handler; absent: none"""
+        """Longest time of a running handler without an event. Absent: none."""
 
     @_builtins.property
-    def lease_duration(self) -> _duration_pb2.Duration: ...
+    def lease_duration(self) -> _duration_pb2.Duration:
+        """How long the lease lasts from the sending of its newest renewed heartbeat. The executor stops the handler before."""
+
     @_builtins.property
-    def input(self) -> _common_pb2.Payload: ...
+    def input(self) -> _common_pb2.Payload:
+        """The step's input, with all references resolved. Absent: none."""
+
     @_builtins.property
-    def input_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]: ...
+    def input_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]:
+        """By the names that the step's bindings give them; large ones are fetched from ArtifactService."""
+
     @_builtins.property
     def secrets(self) -> _containers.MessageMap[_builtins.str, _common_pb2.SecretRef]:
-        """by the name that the handler asks for"""
+        """Secrets to resolve, by the name that the handler asks for."""
 
     @_builtins.property
     def checkpoint(self) -> _common_pb2.Payload:
-        """the newest stored by an earlier attempt"""
+        """The newest that an earlier attempt stored. Absent: none."""
 
     @_builtins.property
     def effects(self) -> _containers.RepeatedCompositeFieldContainer[Global___Effect]:
-        """all that is recorded under this idempotency key"""
+        """All that is recorded under this idempotency key, from this attempt and earlier ones."""
 
     @_builtins.property
     def trace(self) -> _common_pb2.TraceContext:
-        """of the run's creation; the attempt's span links to it"""
+        """Of the run's creation; the attempt's span links to it. Absent: no trace."""
 
     def __init__(
         self,
@@ -188,7 +210,10 @@ Global___JobRequest: _TypeAlias = JobRequest  # noqa: Y015
 
 @_typing.final
 class ProgressEvent(_message.Message):
-    """Kept by the executor until acknowledged, and sent again unchanged after a reconnect."""
+    """What an executor reports about one lease. It keeps each event until it is acknowledged, and sends it again unchanged
+    after a reconnect. The scheduler stores each (step, attempt, sequence) once: a repeat is acknowledged and changes
+    nothing.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -203,36 +228,44 @@ class ProgressEvent(_message.Message):
     CANCELLED_FIELD_NUMBER: _builtins.int
     EFFECT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """place within the attempt: 1, 2, 3, ..."""
+    """Place within the attempt: 1, 2, 3, ...; given when the event enters the executor's outbox. A number left out is
+    not waited for.
+    """
     @_builtins.property
-    def lease(self) -> Global___Lease: ...
+    def lease(self) -> Global___Lease:
+        """As received with the job."""
+
     @_builtins.property
     def event_time(self) -> _timestamp_pb2.Timestamp:
-        """the executor's clock, to show only"""
+        """By the executor's clock, to show only."""
 
     @_builtins.property
     def accepted(self) -> Global___JobAccepted:
-        """first: a slot is reserved, no user code has run"""
+        """Always first: a slot is reserved, no user code has run. User code waits for its acknowledgement."""
 
     @_builtins.property
     def running(self) -> Global___JobRunning:
-        """user code begins"""
+        """User code begins."""
 
     @_builtins.property
-    def progress(self) -> Global___JobProgress: ...
+    def progress(self) -> Global___JobProgress:
+        """It moves. May be merged into a newer one before it is sent, keeping its number."""
+
     @_builtins.property
     def succeeded(self) -> Global___JobResult:
-        """terminal, like the next"""
+        """Terminal. The handler is done: result and manifest become the step's, or nothing does."""
 
     @_builtins.property
-    def failed(self) -> Global___JobError: ...
+    def failed(self) -> Global___JobError:
+        """Terminal. The attempt failed; whether another one follows is the scheduler's to decide."""
+
     @_builtins.property
     def cancelled(self) -> Global___JobCancelled:
-        """the runner has ended"""
+        """Terminal. The attempt ended because it was asked to, and the runner has ended."""
 
     @_builtins.property
     def effect(self) -> Global___Effect:
-        """acknowledged before once() returns"""
+        """A side effect was made and is to be remembered. Acknowledged before `once` returns to the handler."""
 
     def __init__(
         self,
@@ -260,12 +293,16 @@ Global___ProgressEvent: _TypeAlias = ProgressEvent  # noqa: Y015
 
 @_typing.final
 class JobAccepted(_message.Message):
+    """The executor took the lease up."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EXECUTOR_ID_FIELD_NUMBER: _builtins.int
     EXECUTOR_NAME_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
+    """As in Hello."""
     executor_name: _builtins.str
+    """As in Hello, for people."""
     def __init__(
         self,
         *,
@@ -282,10 +319,13 @@ Global___JobAccepted: _TypeAlias = JobAccepted  # noqa: Y015
 
 @_typing.final
 class JobRunning(_message.Message):
+    """The handler runs."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNNER_ID_FIELD_NUMBER: _builtins.int
     runner_id: _builtins.str
+    """The runner process, as the executor names it. To show."""
     def __init__(
         self,
         *,
@@ -301,6 +341,8 @@ Global___JobRunning: _TypeAlias = JobRunning  # noqa: Y015
 
 @_typing.final
 class JobProgress(_message.Message):
+    """How far a handler is."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -328,13 +370,16 @@ class JobProgress(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     fraction: _builtins.float
-    """0 to 1; absent: unknown"""
+    """From 0 to 1. Absent: unknown."""
     message: _builtins.str
+    """For people; over 4 KiB it is cut. Empty: none."""
     @_builtins.property
-    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Named figures, such as documents done."""
+
     @_builtins.property
     def checkpoint(self) -> _common_pb2.Payload:
-        """absent: the last one stays"""
+        """What a later attempt is to go on from. Absent: the last one stays."""
 
     def __init__(
         self,
@@ -356,15 +401,18 @@ Global___JobProgress: _TypeAlias = JobProgress  # noqa: Y015
 
 @_typing.final
 class Effect(_message.Message):
-    """the first of a name stays"""
+    """The recorded result of a side effect, kept under the step's idempotency key."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """The handler's name for it. The first result of a name stays; a later one is acknowledged and dropped."""
     @_builtins.property
-    def result(self) -> _common_pb2.Payload: ...
+    def result(self) -> _common_pb2.Payload:
+        """At most Limits.max_inline_bytes."""
+
     def __init__(
         self,
         *,
@@ -381,18 +429,26 @@ Global___Effect: _TypeAlias = Effect  # noqa: Y015
 
 @_typing.final
 class JobResult(_message.Message):
+    """What a successful attempt leaves."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTPUT_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     CONSUMED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def output(self) -> _common_pb2.Payload: ...
+    def output(self) -> _common_pb2.Payload:
+        """The step's output, which later steps may refer to. Absent: null."""
+
     @_builtins.property
-    def manifest(self) -> _common_pb2.ArtifactManifest: ...
+    def manifest(self) -> _common_pb2.ArtifactManifest:
+        """The step's artifacts. Each one that is not inline must be in the blob store: else BLOBS_MISSING, and the same
+        event is sent again after the upload.
+        """
+
     @_builtins.property
     def consumed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Digest]:
-        """really read, beyond input_artifacts"""
+        """Inputs that the handler really read, beyond input_artifacts; for lineage."""
 
     def __init__(
         self,
@@ -411,6 +467,8 @@ Global___JobResult: _TypeAlias = JobResult  # noqa: Y015
 
 @_typing.final
 class JobError(_message.Message):
+    """Why an attempt failed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CODE_FIELD_NUMBER: _builtins.int
@@ -422,24 +480,28 @@ class JobError(_message.Message):
     RUNNER_EXIT_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """section 5"""
+    """A code of the failures' table, or a handler's own: two words or more in upper snake case, at most 63 characters."""
     message: _builtins.str
-    """for people: valid UTF-8, redacted, cut to size"""
+    """For people: valid UTF-8, secrets redacted, cut at 16 KiB."""
     retryable: _builtins.bool
-    """absent: the code's default, and true for a code that section 5 does not list"""
+    """Whether another attempt may help. Absent: the code's default, which is true for a code that the table lacks."""
     stack_trace: _builtins.str
-    """redacted, cut to size"""
+    """Redacted, cut at 64 KiB. Empty: none."""
     @_builtins.property
-    def details(self) -> _common_pb2.Payload: ...
-    @_builtins.property
-    def retry_after(self) -> _duration_pb2.Duration:
-        """no next attempt before"""
+    def details(self) -> _common_pb2.Payload:
+        """What programs may want to know. Absent: nothing."""
 
     @_builtins.property
-    def runner_exit(self) -> Global___RunnerExit: ...
+    def retry_after(self) -> _duration_pb2.Duration:
+        """No next attempt before that time has passed. Absent: the backoff alone."""
+
+    @_builtins.property
+    def runner_exit(self) -> Global___RunnerExit:
+        """How the runner process ended. Absent: it lives, or nothing is known."""
+
     @_builtins.property
     def manifest(self) -> _common_pb2.ArtifactManifest:
-        """logs, partial results: kept with the attempt, never the step's output"""
+        """Logs and partial results: kept with the attempt, never the step's output. Absent: none."""
 
     def __init__(
         self,
@@ -465,7 +527,7 @@ Global___JobError: _TypeAlias = JobError  # noqa: Y015
 
 @_typing.final
 class JobCancelled(_message.Message):
-    """reason as in CancelJob"""
+    """The attempt was ended on request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -473,10 +535,17 @@ class JobCancelled(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     RUNNER_EXIT_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    """As in CancelJob.reason, or EXECUTOR_SHUTDOWN of the executor's own accord. An unasked CANCELLED counts as
+    HANDLER_FAILED.
+    """
     @_builtins.property
-    def checkpoint(self) -> _common_pb2.Payload: ...
+    def checkpoint(self) -> _common_pb2.Payload:
+        """What a later attempt is to go on from. Absent: the last one stays."""
+
     @_builtins.property
-    def runner_exit(self) -> Global___RunnerExit: ...
+    def runner_exit(self) -> Global___RunnerExit:
+        """How the runner process ended. Absent: it lives on for other jobs."""
+
     def __init__(
         self,
         *,
@@ -494,7 +563,7 @@ Global___JobCancelled: _TypeAlias = JobCancelled  # noqa: Y015
 
 @_typing.final
 class RunnerExit(_message.Message):
-    """absent: unknown"""
+    """The end of a runner process, as the executor saw it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -503,9 +572,13 @@ class RunnerExit(_message.Message):
     OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     exit_code: _builtins.int
+    """Absent: it was ended by a signal, or nothing is known."""
     signal: _builtins.int
+    """The number of the signal that ended it. Absent: none."""
     out_of_memory: _builtins.bool
+    """It was killed for want of memory."""
     peak_memory_bytes: _builtins.int
+    """The most memory that it held. Absent: not measured."""
     def __init__(
         self,
         *,

@@ -31,15 +31,21 @@ class _OnFailure:
 class _OnFailureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnFailure.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ON_FAILURE_UNSPECIFIED: _OnFailure.ValueType  # 0
+    """Fail fast."""
     ON_FAILURE_FAIL_FAST: _OnFailure.ValueType  # 1
+    """The rest of the run is cancelled."""
     ON_FAILURE_CONTINUE: _OnFailure.ValueType  # 2
+    """Steps that do not depend on it go on."""
 
 class OnFailure(_OnFailure, metaclass=_OnFailureEnumTypeWrapper):
-    """zero: fail fast"""
+    """What one failed step means for the others."""
 
 ON_FAILURE_UNSPECIFIED: OnFailure.ValueType  # 0
+"""Fail fast."""
 ON_FAILURE_FAIL_FAST: OnFailure.ValueType  # 1
+"""The rest of the run is cancelled."""
 ON_FAILURE_CONTINUE: OnFailure.ValueType  # 2
+"""Steps that do not depend on it go on."""
 Global___OnFailure: _TypeAlias = OnFailure  # noqa: Y015
 
 class _WorkflowRunState:
@@ -49,22 +55,37 @@ class _WorkflowRunState:
 class _WorkflowRunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkflowRunState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WORKFLOW_RUN_STATE_UNSPECIFIED: _WorkflowRunState.ValueType  # 0
+    """Never sent."""
     WORKFLOW_RUN_STATE_PENDING: _WorkflowRunState.ValueType  # 1
+    """No step was taken up yet."""
     WORKFLOW_RUN_STATE_RUNNING: _WorkflowRunState.ValueType  # 2
+    """Steps run, or wait their turn."""
     WORKFLOW_RUN_STATE_CANCELLING: _WorkflowRunState.ValueType  # 3
+    """A cancel was requested, and executors still hold steps."""
     WORKFLOW_RUN_STATE_SUCCEEDED: _WorkflowRunState.ValueType  # 4
+    """Final: every step succeeded."""
     WORKFLOW_RUN_STATE_FAILED: _WorkflowRunState.ValueType  # 5
+    """Final: a step failed for good, or waited in vain."""
     WORKFLOW_RUN_STATE_CANCELLED: _WorkflowRunState.ValueType  # 6
+    """Final: no step failed, and at least one was cancelled."""
 
-class WorkflowRunState(_WorkflowRunState, metaclass=_WorkflowRunStateEnumTypeWrapper): ...
+class WorkflowRunState(_WorkflowRunState, metaclass=_WorkflowRunStateEnumTypeWrapper):
+    """Where a run stands."""
 
 WORKFLOW_RUN_STATE_UNSPECIFIED: WorkflowRunState.ValueType  # 0
+"""Never sent."""
 WORKFLOW_RUN_STATE_PENDING: WorkflowRunState.ValueType  # 1
+"""No step was taken up yet."""
 WORKFLOW_RUN_STATE_RUNNING: WorkflowRunState.ValueType  # 2
+"""Steps run, or wait their turn."""
 WORKFLOW_RUN_STATE_CANCELLING: WorkflowRunState.ValueType  # 3
+"""A cancel was requested, and executors still hold steps."""
 WORKFLOW_RUN_STATE_SUCCEEDED: WorkflowRunState.ValueType  # 4
+"""Final: every step succeeded."""
 WORKFLOW_RUN_STATE_FAILED: WorkflowRunState.ValueType  # 5
+"""Final: a step failed for good, or waited in vain."""
 WORKFLOW_RUN_STATE_CANCELLED: WorkflowRunState.ValueType  # 6
+"""Final: no step failed, and at least one was cancelled."""
 Global___WorkflowRunState: _TypeAlias = WorkflowRunState  # noqa: Y015
 
 class _StepRunState:
@@ -74,24 +95,41 @@ class _StepRunState:
 class _StepRunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepRunState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     STEP_RUN_STATE_UNSPECIFIED: _StepRunState.ValueType  # 0
+    """Never sent."""
     STEP_RUN_STATE_PENDING: _StepRunState.ValueType  # 1
+    """Created; leasable once its dependencies have succeeded."""
     STEP_RUN_STATE_LEASED: _StepRunState.ValueType  # 2
+    """A lease was granted."""
     STEP_RUN_STATE_RUNNING: _StepRunState.ValueType  # 3
+    """Its owner reported that execution began."""
     STEP_RUN_STATE_RETRYABLE_FAILED: _StepRunState.ValueType  # 4
+    """An attempt ended; leasable again at `available_at`."""
     STEP_RUN_STATE_SUCCEEDED: _StepRunState.ValueType  # 5
+    """Final: result and manifest are durable."""
     STEP_RUN_STATE_TERMINAL_FAILED: _StepRunState.ValueType  # 6
+    """Final: not retryable, or the budget is spent."""
     STEP_RUN_STATE_CANCELLED: _StepRunState.ValueType  # 7
+    """Final: it was not wanted any more, or could not be run."""
 
-class StepRunState(_StepRunState, metaclass=_StepRunStateEnumTypeWrapper): ...
+class StepRunState(_StepRunState, metaclass=_StepRunStateEnumTypeWrapper):
+    """Where a step stands."""
 
 STEP_RUN_STATE_UNSPECIFIED: StepRunState.ValueType  # 0
+"""Never sent."""
 STEP_RUN_STATE_PENDING: StepRunState.ValueType  # 1
+"""Created; leasable once its dependencies have succeeded."""
 STEP_RUN_STATE_LEASED: StepRunState.ValueType  # 2
+"""A lease was granted."""
 STEP_RUN_STATE_RUNNING: StepRunState.ValueType  # 3
+"""Its owner reported that execution began."""
 STEP_RUN_STATE_RETRYABLE_FAILED: StepRunState.ValueType  # 4
+"""An attempt ended; leasable again at `available_at`."""
 STEP_RUN_STATE_SUCCEEDED: StepRunState.ValueType  # 5
+"""Final: result and manifest are durable."""
 STEP_RUN_STATE_TERMINAL_FAILED: StepRunState.ValueType  # 6
+"""Final: not retryable, or the budget is spent."""
 STEP_RUN_STATE_CANCELLED: StepRunState.ValueType  # 7
+"""Final: it was not wanted any more, or could not be run."""
 Global___StepRunState: _TypeAlias = StepRunState  # noqa: Y015
 
 class _LineageDirection:
@@ -101,14 +139,21 @@ class _LineageDirection:
 class _LineageDirectionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LineageDirection.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LINEAGE_DIRECTION_UNSPECIFIED: _LineageDirection.ValueType  # 0
+    """Upstream."""
     LINEAGE_DIRECTION_UPSTREAM: _LineageDirection.ValueType  # 1
+    """To what made it."""
     LINEAGE_DIRECTION_DOWNSTREAM: _LineageDirection.ValueType  # 2
+    """To what used it."""
 
-class LineageDirection(_LineageDirection, metaclass=_LineageDirectionEnumTypeWrapper): ...
+class LineageDirection(_LineageDirection, metaclass=_LineageDirectionEnumTypeWrapper):
+    """Which way lineage is followed."""
 
 LINEAGE_DIRECTION_UNSPECIFIED: LineageDirection.ValueType  # 0
+"""Upstream."""
 LINEAGE_DIRECTION_UPSTREAM: LineageDirection.ValueType  # 1
+"""To what made it."""
 LINEAGE_DIRECTION_DOWNSTREAM: LineageDirection.ValueType  # 2
+"""To what used it."""
 Global___LineageDirection: _TypeAlias = LineageDirection  # noqa: Y015
 
 class _ExecutorState:
@@ -118,23 +163,35 @@ class _ExecutorState:
 class _ExecutorStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExecutorState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     EXECUTOR_STATE_UNSPECIFIED: _ExecutorState.ValueType  # 0
+    """Never sent."""
     EXECUTOR_STATE_CONNECTED: _ExecutorState.ValueType  # 1
+    """It has a session and is heard."""
     EXECUTOR_STATE_SILENT: _ExecutorState.ValueType  # 2
+    """It has a session, and was not heard for two heartbeats; it gets no job."""
     EXECUTOR_STATE_DRAINING: _ExecutorState.ValueType  # 3
+    """It has a session and takes no new job."""
     EXECUTOR_STATE_LOST: _ExecutorState.ValueType  # 4
+    """It has no session any more."""
 
 class ExecutorState(_ExecutorState, metaclass=_ExecutorStateEnumTypeWrapper):
-    """silent: connected, not heard for two heartbeats, gets no job"""
+    """How an executor is connected."""
 
 EXECUTOR_STATE_UNSPECIFIED: ExecutorState.ValueType  # 0
+"""Never sent."""
 EXECUTOR_STATE_CONNECTED: ExecutorState.ValueType  # 1
+"""It has a session and is heard."""
 EXECUTOR_STATE_SILENT: ExecutorState.ValueType  # 2
+"""It has a session, and was not heard for two heartbeats; it gets no job."""
 EXECUTOR_STATE_DRAINING: ExecutorState.ValueType  # 3
+"""It has a session and takes no new job."""
 EXECUTOR_STATE_LOST: ExecutorState.ValueType  # 4
+"""It has no session any more."""
 Global___ExecutorState: _TypeAlias = ExecutorState  # noqa: Y015
 
 @_typing.final
 class RetryPolicy(_message.Message):
+    """How often and how soon a step is tried again. A field that is 0 or absent takes the scheduler's default."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
@@ -143,15 +200,20 @@ class RetryPolicy(_message.Message):
     BACKOFF_MULTIPLIER_FIELD_NUMBER: _builtins.int
     TERMINAL_CODES_FIELD_NUMBER: _builtins.int
     max_attempts: _builtins.int
-    """the budget that failures spend; 0: the default, 3"""
+    """The budget that failures spend. 0: the default, 3."""
     backoff_multiplier: _builtins.float
+    """By which the ceiling grows with each further failure; at least 1."""
     @_builtins.property
-    def initial_backoff(self) -> _duration_pb2.Duration: ...
+    def initial_backoff(self) -> _duration_pb2.Duration:
+        """Ceiling of the wait after the first failure. The wait is drawn evenly from 0 to its ceiling."""
+
     @_builtins.property
-    def max_backoff(self) -> _duration_pb2.Duration: ...
+    def max_backoff(self) -> _duration_pb2.Duration:
+        """No ceiling grows above it."""
+
     @_builtins.property
     def terminal_codes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """never retried, whatever the error says"""
+        """Never retried, whatever the error says."""
 
     def __init__(
         self,
@@ -172,7 +234,7 @@ Global___RetryPolicy: _TypeAlias = RetryPolicy  # noqa: Y015
 
 @_typing.final
 class ArtifactBinding(_message.Message):
-    """Hands an artifact to a step. from_step is a dependency, and empty for the run's input_artifacts; empty from_name: same as name."""
+    """Hands an artifact to a step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -180,8 +242,11 @@ class ArtifactBinding(_message.Message):
     FROM_STEP_FIELD_NUMBER: _builtins.int
     FROM_NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    """As the step's handler asks for it."""
     from_step: _builtins.str
+    """The step that makes it, which becomes a dependency. Empty: it is one of the run's input_artifacts."""
     from_name: _builtins.str
+    """What it is called there. Empty: the same as `name`."""
     def __init__(
         self,
         *,
@@ -199,6 +264,8 @@ Global___ArtifactBinding: _TypeAlias = ArtifactBinding  # noqa: Y015
 
 @_typing.final
 class StepDefinition(_message.Message):
+    """One step of a definition."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -258,39 +325,59 @@ class StepDefinition(_message.Message):
     SCHEDULE_TIMEOUT_FIELD_NUMBER: _builtins.int
     CANCEL_GRACE_FIELD_NUMBER: _builtins.int
     step_name: _builtins.str
+    """Unique in the definition."""
     executor_kind: _builtins.str
-    """empty: any"""
+    """The kind of executor that runs it. Empty: any."""
     kind: _builtins.str
+    """The handler that runs it."""
     kind_version: _builtins.str
-    """a version or its first parts: "1" takes 1.4.2; empty: any"""
+    """A version or its first parts: "1" takes 1.4.2. Empty: any."""
     @_builtins.property
-    def depends_on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def depends_on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Steps that must have succeeded before. Steps named in references and bindings are added."""
+
     @_builtins.property
     def input_template(self) -> _common_pb2.Payload:
-        """section 4"""
+        """The step's input. An object whose only member is `$ref` stands for the value at that JSON pointer in
+        {"run": {"input": ...}, "steps": {NAME: {"output": ...}}}; resolved when the step is first leased. Absent: none.
+        """
 
     @_builtins.property
-    def input_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArtifactBinding]: ...
+    def input_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArtifactBinding]:
+        """Artifacts that the step is given."""
+
     @_builtins.property
-    def secrets(self) -> _containers.MessageMap[_builtins.str, _common_pb2.SecretRef]: ...
+    def secrets(self) -> _containers.MessageMap[_builtins.str, _common_pb2.SecretRef]:
+        """Secrets that the step may ask for, by the name under which it does."""
+
     @_builtins.property
-    def required_labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def required_labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that an executor must have, all of them."""
+
     @_builtins.property
-    def retry(self) -> Global___RetryPolicy: ...
+    def retry(self) -> Global___RetryPolicy:
+        """Absent: the scheduler's default policy."""
+
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """over all attempts, from when its dependencies have succeeded"""
+        """Over all attempts, from when its dependencies have succeeded. Absent: none."""
 
     @_builtins.property
-    def attempt_timeout(self) -> _duration_pb2.Duration: ...
+    def attempt_timeout(self) -> _duration_pb2.Duration:
+        """Of one attempt, from `running`; a failure then spends the budget. Absent: none."""
+
     @_builtins.property
-    def progress_timeout(self) -> _duration_pb2.Duration: ...
+    def progress_timeout(self) -> _duration_pb2.Duration:
+        """Longest time of a running attempt without progress. Absent: none."""
+
     @_builtins.property
     def schedule_timeout(self) -> _duration_pb2.Duration:
-        """longest wait for a capable executor"""
+        """Longest wait for a capable executor. Absent: none."""
 
     @_builtins.property
-    def cancel_grace(self) -> _duration_pb2.Duration: ...
+    def cancel_grace(self) -> _duration_pb2.Duration:
+        """Between asking a handler to end and killing it. Absent: the scheduler's default."""
+
     def __init__(
         self,
         *,
@@ -320,7 +407,7 @@ Global___StepDefinition: _TypeAlias = StepDefinition  # noqa: Y015
 
 @_typing.final
 class Definition(_message.Message):
-    """immutable; 16 to 19 are kept for pausing"""
+    """A workflow, immutable once registered. 16 to 19 are kept for pausing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -353,20 +440,29 @@ class Definition(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     definition: _builtins.str
-    """lower case, digits, dashes"""
+    """Its name: lower case, digits, dashes."""
     version: _builtins.int
-    """given by the scheduler: 1, 2, 3, ..."""
+    """Given by the scheduler: 1, 2, 3, ... Ignored when registering."""
     content_sha256: _builtins.str
-    """of the canonical form"""
+    """Of the canonical form, set by the scheduler. Ignored when registering."""
     on_failure: Global___OnFailure.ValueType
+    """What one failed step means for the others."""
     @_builtins.property
-    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepDefinition]: ...
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepDefinition]:
+        """At least one, at most 10,000; without cycles."""
+
     @_builtins.property
-    def run_timeout(self) -> _duration_pb2.Duration: ...
+    def run_timeout(self) -> _duration_pb2.Duration:
+        """Longest duration of a run. Absent: none."""
+
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """For people and filters. Not used for dispatch."""
+
     @_builtins.property
-    def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    def created_at(self) -> _timestamp_pb2.Timestamp:
+        """Set by the scheduler."""
+
     def __init__(
         self,
         *,
@@ -389,7 +485,7 @@ Global___Definition: _TypeAlias = Definition  # noqa: Y015
 
 @_typing.final
 class WorkflowRun(_message.Message):
-    """21 to 24 are kept for pausing, 25 to 29 for priority and concurrency"""
+    """A run of one version of a definition. 21 to 24 are kept for pausing, 25 to 29 for priority and concurrency."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -451,36 +547,61 @@ class WorkflowRun(_message.Message):
     DEADLINE_FIELD_NUMBER: _builtins.int
     CANCEL_REQUESTED_AT_FIELD_NUMBER: _builtins.int
     workflow_run_id: _builtins.str
+    """A UUID."""
     definition: _builtins.str
+    """What it is a run of."""
     definition_version: _builtins.int
+    """Resolved when it was started."""
     state: Global___WorkflowRunState.ValueType
+    """Where it stands."""
     failed_step_run_id: _builtins.str
-    """the first step that made the run fail, and its error"""
+    """The first step that made the run fail. Empty: none did."""
     revision: _builtins.int
-    """rises with every stored change of the run or its steps; may skip numbers"""
+    """Rises with every stored change of the run or its steps; may skip numbers."""
     retry_of_workflow_run_id: _builtins.str
+    """The run that this one does again. Empty: none."""
     @_builtins.property
-    def input(self) -> _common_pb2.Payload: ...
-    @_builtins.property
-    def input_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]: ...
-    @_builtins.property
-    def step_counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """by state"""
+    def input(self) -> _common_pb2.Payload:
+        """As given at its start. Absent: none. Lists and watches leave out one of more than 4 KiB."""
 
     @_builtins.property
-    def error(self) -> _job_pb2.JobError: ...
+    def input_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]:
+        """As given at its start. Lists and watches leave out inline bytes."""
+
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def step_counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """How many steps are in each state, by the state's name in lower case, such as "succeeded". States without a step
+        may be missing.
+        """
+
     @_builtins.property
-    def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    def error(self) -> _job_pb2.JobError:
+        """Its error. Absent: none."""
+
     @_builtins.property
-    def started_at(self) -> _timestamp_pb2.Timestamp: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As given at its start."""
+
     @_builtins.property
-    def ended_at(self) -> _timestamp_pb2.Timestamp: ...
+    def created_at(self) -> _timestamp_pb2.Timestamp:
+        """When it was started by a call."""
+
     @_builtins.property
-    def deadline(self) -> _timestamp_pb2.Timestamp: ...
+    def started_at(self) -> _timestamp_pb2.Timestamp:
+        """When its first step was taken up. Absent: not yet."""
+
     @_builtins.property
-    def cancel_requested_at(self) -> _timestamp_pb2.Timestamp: ...
+    def ended_at(self) -> _timestamp_pb2.Timestamp:
+        """When its last step closed. Absent: not yet."""
+
+    @_builtins.property
+    def deadline(self) -> _timestamp_pb2.Timestamp:
+        """When its steps are cancelled with DEADLINE_EXCEEDED. Absent: never."""
+
+    @_builtins.property
+    def cancel_requested_at(self) -> _timestamp_pb2.Timestamp:
+        """When a cancel was first requested. Absent: never."""
+
     def __init__(
         self,
         *,
@@ -512,6 +633,8 @@ Global___WorkflowRun: _TypeAlias = WorkflowRun  # noqa: Y015
 
 @_typing.final
 class CancelFacts(_message.Message):
+    """How far a cancel has come. Each fact is stored."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
@@ -519,16 +642,18 @@ class CancelFacts(_message.Message):
     DELIVERED_AT_FIELD_NUMBER: _builtins.int
     CONFIRMED_AT_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """section 5, column C"""
+    """Why: CANCELLED, DEADLINE_EXCEEDED, SIBLING_FAILED, ATTEMPT_TIMEOUT or PROGRESS_TIMEOUT."""
     @_builtins.property
-    def requested_at(self) -> _timestamp_pb2.Timestamp: ...
+    def requested_at(self) -> _timestamp_pb2.Timestamp:
+        """The wish was stored."""
+
     @_builtins.property
     def delivered_at(self) -> _timestamp_pb2.Timestamp:
-        """the executor's receipt"""
+        """The executor's receipt came. Absent: not yet, or there was no executor."""
 
     @_builtins.property
     def confirmed_at(self) -> _timestamp_pb2.Timestamp:
-        """its terminal event; absent: closed without its word"""
+        """Its terminal event came. Absent: not yet, or the step was closed without its word."""
 
     def __init__(
         self,
@@ -548,7 +673,7 @@ Global___CancelFacts: _TypeAlias = CancelFacts  # noqa: Y015
 
 @_typing.final
 class StepRun(_message.Message):
-    """26 to 29 are kept for pausing"""
+    """One step of a run. 26 to 29 are kept for pausing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -577,46 +702,73 @@ class StepRun(_message.Message):
     ENDED_AT_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     step_run_id: _builtins.str
-    """of the run that executed it, also where another run reuses it"""
+    """A UUID."""
     workflow_run_id: _builtins.str
+    """The run that executed it, also where another run reuses it."""
     step_name: _builtins.str
+    """As in the definition."""
     state: Global___StepRunState.ValueType
-    """why it is in this state: section 5, column S"""
+    """Where it stands."""
     reason: _builtins.str
+    """Why it is in this state: a code. Empty: nothing to explain."""
     attempt: _builtins.int
+    """Leases granted so far."""
     failures: _builtins.int
+    """What spent the budget so far."""
     max_attempts: _builtins.int
+    """The budget."""
     executor_kind: _builtins.str
+    """As in the definition."""
     kind: _builtins.str
+    """As in the definition."""
     kind_version: _builtins.str
+    """As in the definition."""
     executor_id: _builtins.str
-    """of the current or last lease"""
+    """Of the current or last lease. Empty: none yet."""
     executor_name: _builtins.str
+    """Of the same executor, for people."""
     last_sequence: _builtins.int
+    """The newest event stored of the current or last attempt. 0: none."""
     @_builtins.property
     def progress(self) -> _job_pb2.JobProgress:
-        """the newest stored"""
+        """The newest stored of the current or last attempt. Absent: none."""
 
     @_builtins.property
     def output(self) -> _common_pb2.Payload:
-        """the last error"""
+        """Of a step that succeeded. Lists and watches leave out one of more than 4 KiB."""
 
     @_builtins.property
-    def manifest(self) -> _common_pb2.ArtifactManifest: ...
+    def manifest(self) -> _common_pb2.ArtifactManifest:
+        """Of a step that succeeded. Lists and watches leave out inline bytes."""
+
     @_builtins.property
-    def error(self) -> _job_pb2.JobError: ...
+    def error(self) -> _job_pb2.JobError:
+        """The last error. Absent: none."""
+
     @_builtins.property
-    def cancel(self) -> Global___CancelFacts: ...
+    def cancel(self) -> Global___CancelFacts:
+        """Absent: nobody asked for a cancel."""
+
     @_builtins.property
-    def available_at(self) -> _timestamp_pb2.Timestamp: ...
+    def available_at(self) -> _timestamp_pb2.Timestamp:
+        """When it can be leased, while it waits. Absent: it does not wait, or waits for its dependencies."""
+
     @_builtins.property
-    def lease_expires_at(self) -> _timestamp_pb2.Timestamp: ...
+    def lease_expires_at(self) -> _timestamp_pb2.Timestamp:
+        """When its lease can be taken back. Absent: it has none."""
+
     @_builtins.property
-    def started_at(self) -> _timestamp_pb2.Timestamp: ...
+    def started_at(self) -> _timestamp_pb2.Timestamp:
+        """When the current or last attempt began to run. Absent: not yet."""
+
     @_builtins.property
-    def ended_at(self) -> _timestamp_pb2.Timestamp: ...
+    def ended_at(self) -> _timestamp_pb2.Timestamp:
+        """When it closed. Absent: it is open."""
+
     @_builtins.property
-    def deadline(self) -> _timestamp_pb2.Timestamp: ...
+    def deadline(self) -> _timestamp_pb2.Timestamp:
+        """Its own, over all attempts. Absent: none."""
+
     def __init__(
         self,
         *,
@@ -655,6 +807,8 @@ Global___StepRun: _TypeAlias = StepRun  # noqa: Y015
 
 @_typing.final
 class StepAttempt(_message.Message):
+    """One lease of a step and how it ended."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: _builtins.int
@@ -670,26 +824,41 @@ class StepAttempt(_message.Message):
     STARTED_AT_FIELD_NUMBER: _builtins.int
     ENDED_AT_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
+    """Who had it."""
     executor_name: _builtins.str
+    """For people."""
     reason: _builtins.str
-    """how it ended; empty while open and after success"""
+    """How it ended: a code. Empty: it is open, or it succeeded."""
     spent: _builtins.bool
-    """spent: counts in failures"""
+    """It counts in `failures`."""
     last_sequence: _builtins.int
-    """sequence numbers that never came"""
+    """The newest event stored. 0: none."""
     gaps: _builtins.int
+    """Numbers below it that never came."""
     @_builtins.property
-    def lease(self) -> _job_pb2.Lease: ...
+    def lease(self) -> _job_pb2.Lease:
+        """Step, token and number."""
+
     @_builtins.property
-    def error(self) -> _job_pb2.JobError: ...
+    def error(self) -> _job_pb2.JobError:
+        """Absent: none was reported."""
+
     @_builtins.property
-    def leased_at(self) -> _timestamp_pb2.Timestamp: ...
+    def leased_at(self) -> _timestamp_pb2.Timestamp:
+        """When the lease was granted."""
+
     @_builtins.property
-    def accepted_at(self) -> _timestamp_pb2.Timestamp: ...
+    def accepted_at(self) -> _timestamp_pb2.Timestamp:
+        """When `accepted` was stored. Absent: never."""
+
     @_builtins.property
-    def started_at(self) -> _timestamp_pb2.Timestamp: ...
+    def started_at(self) -> _timestamp_pb2.Timestamp:
+        """When `running` was stored. Absent: never."""
+
     @_builtins.property
-    def ended_at(self) -> _timestamp_pb2.Timestamp: ...
+    def ended_at(self) -> _timestamp_pb2.Timestamp:
+        """When it ended. Absent: it is open."""
+
     def __init__(
         self,
         *,
@@ -716,13 +885,18 @@ Global___StepAttempt: _TypeAlias = StepAttempt  # noqa: Y015
 
 @_typing.final
 class RegisterDefinitionRequest(_message.Message):
+    """From a client."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
+    """Check only, store nothing."""
     @_builtins.property
-    def definition(self) -> Global___Definition: ...
+    def definition(self) -> Global___Definition:
+        """What to register; what the scheduler sets is ignored."""
+
     def __init__(
         self,
         *,
@@ -739,13 +913,18 @@ Global___RegisterDefinitionRequest: _TypeAlias = RegisterDefinitionRequest  # no
 
 @_typing.final
 class RegisterDefinitionResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     ALREADY_EXISTED_FIELD_NUMBER: _builtins.int
     already_existed: _builtins.bool
+    """Equal content had this version already."""
     @_builtins.property
-    def definition(self) -> Global___Definition: ...
+    def definition(self) -> Global___Definition:
+        """As stored. With validate_only, new content has version 0."""
+
     def __init__(
         self,
         *,
@@ -762,14 +941,16 @@ Global___RegisterDefinitionResponse: _TypeAlias = RegisterDefinitionResponse  # 
 
 @_typing.final
 class GetDefinitionRequest(_message.Message):
-    """0: the newest"""
+    """From a client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     definition: _builtins.str
+    """Its name."""
     version: _builtins.int
+    """0: the newest."""
     def __init__(
         self,
         *,
@@ -786,11 +967,15 @@ Global___GetDefinitionRequest: _TypeAlias = GetDefinitionRequest  # noqa: Y015
 
 @_typing.final
 class GetDefinitionResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def definition(self) -> Global___Definition: ...
+    def definition(self) -> Global___Definition:
+        """As stored."""
+
     def __init__(
         self,
         *,
@@ -806,7 +991,7 @@ Global___GetDefinitionResponse: _TypeAlias = GetDefinitionResponse  # noqa: Y015
 
 @_typing.final
 class ListDefinitionsRequest(_message.Message):
-    """empty: the newest of each"""
+    """From a client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -814,8 +999,11 @@ class ListDefinitionsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     DEFINITION_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
+    """0: 50. More than 1000 is taken as 1000."""
     page_token: _builtins.str
+    """From the page before, with the same filter. Empty: the first page."""
     definition: _builtins.str
+    """All versions of this one. Empty: the newest of each."""
     def __init__(
         self,
         *,
@@ -833,13 +1021,18 @@ Global___ListDefinitionsRequest: _TypeAlias = ListDefinitionsRequest  # noqa: Y0
 
 @_typing.final
 class ListDefinitionsResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITIONS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
+    """Empty: that was the last page."""
     @_builtins.property
-    def definitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Definition]: ...
+    def definitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Definition]:
+        """One page."""
+
     def __init__(
         self,
         *,
@@ -856,7 +1049,7 @@ Global___ListDefinitionsResponse: _TypeAlias = ListDefinitionsResponse  # noqa: 
 
 @_typing.final
 class StartRunRequest(_message.Message):
-    """9 to 12 are kept for priority and concurrency"""
+    """From a client. 9 to 12 are kept for priority and concurrency."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -889,22 +1082,33 @@ class StartRunRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
-    """same key and content: the same run; empty: no such promise"""
+    """The caller's name for this start, of at most 255 characters. The same key and content: the same run, as it is now.
+    The same key and other content: IDEMPOTENCY_CONFLICT. Kept at least 7 days. Empty: no such promise.
+    """
     definition: _builtins.str
-    """0: the newest, resolved and stored"""
+    """What to run."""
     definition_version: _builtins.int
+    """0: the newest, resolved and stored."""
     @_builtins.property
-    def input(self) -> _common_pb2.Payload: ...
-    @_builtins.property
-    def input_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]: ...
-    @_builtins.property
-    def run_timeout(self) -> _duration_pb2.Duration:
-        """absent: the definition's"""
+    def input(self) -> _common_pb2.Payload:
+        """What templates refer to as /run/input. Absent: none."""
 
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def input_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]:
+        """Must be uploaded before, or inline."""
+
     @_builtins.property
-    def trace(self) -> _common_pb2.TraceContext: ...
+    def run_timeout(self) -> _duration_pb2.Duration:
+        """Longest duration of this run. Absent: the definition's."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """For people and filters."""
+
+    @_builtins.property
+    def trace(self) -> _common_pb2.TraceContext:
+        """Absent: no trace."""
+
     def __init__(
         self,
         *,
@@ -927,13 +1131,18 @@ Global___StartRunRequest: _TypeAlias = StartRunRequest  # noqa: Y015
 
 @_typing.final
 class StartRunResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     ALREADY_STARTED_FIELD_NUMBER: _builtins.int
     already_started: _builtins.bool
+    """An earlier call with this key had started it."""
     @_builtins.property
-    def run(self) -> Global___WorkflowRun: ...
+    def run(self) -> Global___WorkflowRun:
+        """As stored."""
+
     def __init__(
         self,
         *,
@@ -950,14 +1159,16 @@ Global___StartRunResponse: _TypeAlias = StartRunResponse  # noqa: Y015
 
 @_typing.final
 class GetRunRequest(_message.Message):
-    """at most 1,000 steps"""
+    """From a client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKFLOW_RUN_ID_FIELD_NUMBER: _builtins.int
     INCLUDE_STEPS_FIELD_NUMBER: _builtins.int
     workflow_run_id: _builtins.str
+    """Which."""
     include_steps: _builtins.bool
+    """Its steps too, at most 1,000; for more use ListStepRuns."""
     def __init__(
         self,
         *,
@@ -974,16 +1185,20 @@ Global___GetRunRequest: _TypeAlias = GetRunRequest  # noqa: Y015
 
 @_typing.final
 class GetRunResponse(_message.Message):
-    """reused ones too"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def run(self) -> Global___WorkflowRun: ...
+    def run(self) -> Global___WorkflowRun:
+        """As it is now."""
+
     @_builtins.property
-    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepRun]: ...
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepRun]:
+        """If asked for; steps reused from an earlier run too."""
+
     def __init__(
         self,
         *,
@@ -1000,6 +1215,8 @@ Global___GetRunResponse: _TypeAlias = GetRunResponse  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):
+    """From a client. All that is set must hold."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -1030,17 +1247,27 @@ class ListRunsRequest(_message.Message):
     CREATED_FROM_FIELD_NUMBER: _builtins.int
     CREATED_BEFORE_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """all must hold"""
+    """0: 50. More than 1000 is taken as 1000."""
     page_token: _builtins.str
+    """From the page before, with the same filter. Empty: the first page."""
     definition: _builtins.str
+    """Runs of this one. Empty: of any."""
     @_builtins.property
-    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___WorkflowRunState.ValueType]: ...
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___WorkflowRunState.ValueType]:
+        """In one of these. Empty: in any."""
+
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """With all of these. Empty: any."""
+
     @_builtins.property
-    def created_from(self) -> _timestamp_pb2.Timestamp: ...
+    def created_from(self) -> _timestamp_pb2.Timestamp:
+        """Created then or later. Absent: no bound."""
+
     @_builtins.property
-    def created_before(self) -> _timestamp_pb2.Timestamp: ...
+    def created_before(self) -> _timestamp_pb2.Timestamp:
+        """Created before. Absent: no bound."""
+
     def __init__(
         self,
         *,
@@ -1062,13 +1289,18 @@ Global___ListRunsRequest: _TypeAlias = ListRunsRequest  # noqa: Y015
 
 @_typing.final
 class ListRunsResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
+    """Empty: that was the last page."""
     @_builtins.property
-    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkflowRun]: ...
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkflowRun]:
+        """One page, newest first."""
+
     def __init__(
         self,
         *,
@@ -1085,7 +1317,7 @@ Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
 
 @_typing.final
 class CancelRunRequest(_message.Message):
-    """absent: each step's"""
+    """From a client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1093,9 +1325,13 @@ class CancelRunRequest(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     GRACE_FIELD_NUMBER: _builtins.int
     workflow_run_id: _builtins.str
+    """Which."""
     message: _builtins.str
+    """Why, for people. Empty: not said."""
     @_builtins.property
-    def grace(self) -> _duration_pb2.Duration: ...
+    def grace(self) -> _duration_pb2.Duration:
+        """Between asking and the kill. Absent: each step's own."""
+
     def __init__(
         self,
         *,
@@ -1113,11 +1349,15 @@ Global___CancelRunRequest: _TypeAlias = CancelRunRequest  # noqa: Y015
 
 @_typing.final
 class CancelRunResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def run(self) -> Global___WorkflowRun: ...
+    def run(self) -> Global___WorkflowRun:
+        """As it is after the wish was stored; it may not have ended yet."""
+
     def __init__(
         self,
         *,
@@ -1133,17 +1373,20 @@ Global___CancelRunResponse: _TypeAlias = CancelRunResponse  # noqa: Y015
 
 @_typing.final
 class RetryRunRequest(_message.Message):
+    """From a client."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKFLOW_RUN_ID_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     STEP_NAMES_FIELD_NUMBER: _builtins.int
     workflow_run_id: _builtins.str
-    """failed or cancelled"""
+    """One that failed or was cancelled, else RUN_NOT_RETRYABLE."""
     idempotency_key: _builtins.str
+    """As in StartRunRequest."""
     @_builtins.property
     def step_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """these, and all that depends on them; empty: all that did not succeed"""
+        """These, and all that depends on them, are run again even if they succeeded. Empty: all that did not succeed."""
 
     def __init__(
         self,
@@ -1162,15 +1405,18 @@ Global___RetryRunRequest: _TypeAlias = RetryRunRequest  # noqa: Y015
 
 @_typing.final
 class RetryRunResponse(_message.Message):
-    """a new run"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     ALREADY_STARTED_FIELD_NUMBER: _builtins.int
     already_started: _builtins.bool
+    """An earlier call had started it."""
     @_builtins.property
-    def run(self) -> Global___WorkflowRun: ...
+    def run(self) -> Global___WorkflowRun:
+        """A new run; steps that succeeded are taken from the old one by reference."""
+
     def __init__(
         self,
         *,
@@ -1187,6 +1433,8 @@ Global___RetryRunResponse: _TypeAlias = RetryRunResponse  # noqa: Y015
 
 @_typing.final
 class Alive(_message.Message):
+    """Shows every 15 s that a quiet watch lives."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -1202,6 +1450,8 @@ Global___Alive: _TypeAlias = Alive  # noqa: Y015
 
 @_typing.final
 class SnapshotEnd(_message.Message):
+    """The state as it was when the watch began has been sent; changes follow."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -1217,14 +1467,16 @@ Global___SnapshotEnd: _TypeAlias = SnapshotEnd  # noqa: Y015
 
 @_typing.final
 class WatchRunRequest(_message.Message):
-    """0: from a snapshot"""
+    """From a client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKFLOW_RUN_ID_FIELD_NUMBER: _builtins.int
     AFTER_REVISION_FIELD_NUMBER: _builtins.int
     workflow_run_id: _builtins.str
+    """Which."""
     after_revision: _builtins.int
+    """The last revision that the caller has seen. 0: from a snapshot."""
     def __init__(
         self,
         *,
@@ -1241,6 +1493,8 @@ Global___WatchRunRequest: _TypeAlias = WatchRunRequest  # noqa: Y015
 
 @_typing.final
 class WatchRunResponse(_message.Message):
+    """From the scheduler, until the run has ended."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: _builtins.int
@@ -1249,15 +1503,23 @@ class WatchRunResponse(_message.Message):
     SNAPSHOT_END_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """resume after this"""
+    """Resume after this."""
     @_builtins.property
-    def run(self) -> Global___WorkflowRun: ...
+    def run(self) -> Global___WorkflowRun:
+        """The run as it is now."""
+
     @_builtins.property
-    def step_run(self) -> Global___StepRun: ...
+    def step_run(self) -> Global___StepRun:
+        """A step as it is now."""
+
     @_builtins.property
-    def snapshot_end(self) -> Global___SnapshotEnd: ...
+    def snapshot_end(self) -> Global___SnapshotEnd:
+        """Once, after a snapshot."""
+
     @_builtins.property
-    def alive(self) -> Global___Alive: ...
+    def alive(self) -> Global___Alive:
+        """Nothing changed."""
+
     def __init__(
         self,
         *,
@@ -1279,10 +1541,13 @@ Global___WatchRunResponse: _TypeAlias = WatchRunResponse  # noqa: Y015
 
 @_typing.final
 class GetStepRunRequest(_message.Message):
+    """From a client."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_RUN_ID_FIELD_NUMBER: _builtins.int
     step_run_id: _builtins.str
+    """Which."""
     def __init__(
         self,
         *,
@@ -1298,14 +1563,20 @@ Global___GetStepRunRequest: _TypeAlias = GetStepRunRequest  # noqa: Y015
 
 @_typing.final
 class GetStepRunResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_RUN_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def step_run(self) -> Global___StepRun: ...
+    def step_run(self) -> Global___StepRun:
+        """As it is now."""
+
     @_builtins.property
-    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepAttempt]: ...
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepAttempt]:
+        """All that are kept, oldest first."""
+
     def __init__(
         self,
         *,
@@ -1322,7 +1593,7 @@ Global___GetStepRunResponse: _TypeAlias = GetStepRunResponse  # noqa: Y015
 
 @_typing.final
 class ListStepRunsRequest(_message.Message):
-    """empty: of all runs, any kind"""
+    """From a client. All that is set must hold."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1332,11 +1603,17 @@ class ListStepRunsRequest(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
+    """0: 50. More than 1000 is taken as 1000."""
     page_token: _builtins.str
+    """From the page before, with the same filter. Empty: the first page."""
     workflow_run_id: _builtins.str
+    """Of this run, steps that it reuses too. Empty: of all runs."""
     kind: _builtins.str
+    """Of this kind. Empty: of any."""
     @_builtins.property
-    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___StepRunState.ValueType]: ...
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___StepRunState.ValueType]:
+        """In one of these. Empty: in any."""
+
     def __init__(
         self,
         *,
@@ -1356,13 +1633,18 @@ Global___ListStepRunsRequest: _TypeAlias = ListStepRunsRequest  # noqa: Y015
 
 @_typing.final
 class ListStepRunsResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_RUNS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
+    """Empty: that was the last page."""
     @_builtins.property
-    def step_runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepRun]: ...
+    def step_runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepRun]:
+        """One page."""
+
     def __init__(
         self,
         *,
@@ -1379,7 +1661,7 @@ Global___ListStepRunsResponse: _TypeAlias = ListStepRunsResponse  # noqa: Y015
 
 @_typing.final
 class WatchStepRunRequest(_message.Message):
-    """attempt 0: the newest"""
+    """From a client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1387,8 +1669,11 @@ class WatchStepRunRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     step_run_id: _builtins.str
+    """Which."""
     attempt: _builtins.int
+    """Which of its attempts. 0: the newest."""
     after_sequence: _builtins.int
+    """The last event that the caller has seen. 0: from the first."""
     def __init__(
         self,
         *,
@@ -1406,7 +1691,7 @@ Global___WatchStepRunRequest: _TypeAlias = WatchStepRunRequest  # noqa: Y015
 
 @_typing.final
 class WatchStepRunResponse(_message.Message):
-    """events as stored"""
+    """From the scheduler, until the attempt has ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1414,11 +1699,17 @@ class WatchStepRunResponse(_message.Message):
     STEP_RUN_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def event(self) -> _job_pb2.ProgressEvent: ...
+    def event(self) -> _job_pb2.ProgressEvent:
+        """As stored: without inline bytes, and payloads of more than 4 KiB."""
+
     @_builtins.property
-    def step_run(self) -> Global___StepRun: ...
+    def step_run(self) -> Global___StepRun:
+        """The step as it is now, when its state has changed."""
+
     @_builtins.property
-    def alive(self) -> Global___Alive: ...
+    def alive(self) -> Global___Alive:
+        """Nothing happened."""
+
     def __init__(
         self,
         *,
@@ -1438,10 +1729,13 @@ Global___WatchStepRunResponse: _TypeAlias = WatchStepRunResponse  # noqa: Y015
 
 @_typing.final
 class ExplainStepRequest(_message.Message):
+    """From a client."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_RUN_ID_FIELD_NUMBER: _builtins.int
     step_run_id: _builtins.str
+    """Which."""
     def __init__(
         self,
         *,
@@ -1457,16 +1751,20 @@ Global___ExplainStepRequest: _TypeAlias = ExplainStepRequest  # noqa: Y015
 
 @_typing.final
 class ExplainStepResponse(_message.Message):
-    """the first in the way first"""
+    """From the scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_RUN_FIELD_NUMBER: _builtins.int
     OBSTACLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def step_run(self) -> Global___StepRun: ...
+    def step_run(self) -> Global___StepRun:
+        """As it is now."""
+
     @_builtins.property
-    def obstacles(self) -> _containers.RepeatedCompositeFieldContainer[Global___Obstacle]: ...
+    def obstacles(self) -> _containers.RepeatedCompositeFieldContainer[Global___Obstacle]:
+        """What is in the way, the first thing first. Empty: nothing is."""
+
     def __init__(
         self,
         *,
@@ -1483,6 +1781,8 @@ Global___ExplainStepResponse: _TypeAlias = ExplainStepResponse  # noqa: Y015
 
 @_typing.final
 class Obstacle(_message.Message):
+    """One thing that keeps a step from running or ending."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CODE_FIELD_NUMBER: _builtins.int
@@ -1492,19 +1792,23 @@ class Obstacle(_message.Message):
     NEAR_MISSES_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
     code: _builtins.str
+    """UPSTREAM_PENDING, BACKOFF, NO_CAPABLE_EXECUTOR, NO_FREE_CREDIT, NOT_ACCEPTED, NO_PROGRESS or CANCEL_UNCONFIRMED."""
     message: _builtins.str
+    """For people."""
     ahead: _builtins.int
-    """steps before it in the same queue, counted up to 10,000"""
+    """Steps before it in the same queue, counted up to 10,000."""
     @_builtins.property
     def until(self) -> _timestamp_pb2.Timestamp:
-        """when it goes away by itself"""
+        """When it goes away by itself. Absent: it does not."""
 
     @_builtins.property
     def step_run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """waited for; at most 10"""
+        """Steps that are waited for; at most 10."""
 
     @_builtins.property
-    def near_misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___NearMiss]: ...
+    def near_misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___NearMiss]:
+        """Executors that come closest; at most 10."""
+
     def __init__(
         self,
         *,
@@ -1525,7 +1829,7 @@ Global___Obstacle: _TypeAlias = Obstacle  # noqa: Y015
 
 @_typing.final
 class NearMiss(_message.Message):
-    """"label gpu=a100", "draining" """
+    """An executor that could almost run a step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1533,8 +1837,11 @@ class NearMiss(_message.Message):
     EXECUTOR_NAME_FIELD_NUMBER: _builtins.int
     LACKS_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
+    """Which."""
     executor_name: _builtins.str
+    """For people."""
     lacks: _builtins.str
+    """The first thing that it lacks, such as "label gpu=a100" or "draining"."""
     def __init__(
         self,
         *,
@@ -1552,6 +1859,8 @@ Global___NearMiss: _TypeAlias = NearMiss  # noqa: Y015
 
 @_typing.final
 class QueryLineageRequest(_message.Message):
+    """From a client."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ARTIFACT_FIELD_NUMBER: _builtins.int
@@ -1562,15 +1871,21 @@ class QueryLineageRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     workflow_run_id: _builtins.str
+    """From all artifacts of a run."""
     step_run_id: _builtins.str
+    """From all artifacts of a step."""
     direction: Global___LineageDirection.ValueType
-    """upstream: what made it; downstream: what used it"""
+    """Which way."""
     depth: _builtins.int
-    """depth 0: 1; at most 32"""
+    """How many steps far, at most 32. 0: 1."""
     page_size: _builtins.int
+    """0: 50. More than 1000 is taken as 1000."""
     page_token: _builtins.str
+    """From the page before, with the same query. Empty: the first page."""
     @_builtins.property
-    def artifact(self) -> _common_pb2.Digest: ...
+    def artifact(self) -> _common_pb2.Digest:
+        """From some bytes, whatever they are called."""
+
     def __init__(
         self,
         *,
@@ -1594,6 +1909,8 @@ Global___QueryLineageRequest: _TypeAlias = QueryLineageRequest  # noqa: Y015
 
 @_typing.final
 class LineageEdge(_message.Message):
+    """A step attempt made or used an artifact."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ARTIFACT_FIELD_NUMBER: _builtins.int
@@ -1604,14 +1921,21 @@ class LineageEdge(_message.Message):
     PRODUCED_FIELD_NUMBER: _builtins.int
     DECLARED_FIELD_NUMBER: _builtins.int
     artifact_name: _builtins.str
+    """As the step calls it."""
     workflow_run_id: _builtins.str
+    """By which run."""
     step_run_id: _builtins.str
+    """By which step."""
     attempt: _builtins.int
+    """By which of its attempts."""
     produced: _builtins.bool
-    """else consumed; else seen at run time only"""
+    """Made by it; else used by it."""
     declared: _builtins.bool
+    """Known from the definition or the manifest; else seen at run time only."""
     @_builtins.property
-    def artifact(self) -> _common_pb2.Digest: ...
+    def artifact(self) -> _common_pb2.Digest:
+        """What."""
+
     def __init__(
         self,
         *,
@@ -1633,13 +1957,18 @@ Global___LineageEdge: _TypeAlias = LineageEdge  # noqa: Y015
 
 @_typing.final
 class QueryLineageResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EDGES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
+    """Empty: that was the last page."""
     @_builtins.property
-    def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___LineageEdge]: ...
+    def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___LineageEdge]:
+        """One page."""
+
     def __init__(
         self,
         *,
@@ -1656,7 +1985,7 @@ Global___QueryLineageResponse: _TypeAlias = QueryLineageResponse  # noqa: Y015
 
 @_typing.final
 class Executor(_message.Message):
-    """13 to 16 are kept for pausing"""
+    """One executor process. 13 to 16 are kept for pausing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1693,22 +2022,37 @@ class Executor(_message.Message):
     CONNECTED_AT_FIELD_NUMBER: _builtins.int
     LAST_SEEN_AT_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
+    """As in Hello: one process start."""
     executor_name: _builtins.str
+    """As in Hello, for people."""
     executor_kind: _builtins.str
+    """As in Hello."""
     sdk: _builtins.str
+    """As in Hello."""
     state: Global___ExecutorState.ValueType
-    """dialled by the scheduler"""
+    """How it is connected."""
     direct: _builtins.bool
+    """It is dialled by the scheduler."""
     in_flight: _builtins.int
+    """Jobs that it has."""
     free_credit: _builtins.int
+    """Jobs that it would take now."""
     @_builtins.property
-    def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[_dispatch_pb2.Capability]: ...
+    def capabilities(self) -> _containers.RepeatedCompositeFieldContainer[_dispatch_pb2.Capability]:
+        """As in Hello."""
+
     @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As in Hello."""
+
     @_builtins.property
-    def connected_at(self) -> _timestamp_pb2.Timestamp: ...
+    def connected_at(self) -> _timestamp_pb2.Timestamp:
+        """When its newest session began."""
+
     @_builtins.property
-    def last_seen_at(self) -> _timestamp_pb2.Timestamp: ...
+    def last_seen_at(self) -> _timestamp_pb2.Timestamp:
+        """When its last frame came, to within a few heartbeats."""
+
     def __init__(
         self,
         *,
@@ -1735,6 +2079,8 @@ Global___Executor: _TypeAlias = Executor  # noqa: Y015
 
 @_typing.final
 class ListExecutorsRequest(_message.Message):
+    """From a client. All that is set must hold."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
@@ -1742,10 +2088,15 @@ class ListExecutorsRequest(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
+    """0: 50. More than 1000 is taken as 1000."""
     page_token: _builtins.str
+    """From the page before, with the same filter. Empty: the first page."""
     kind: _builtins.str
+    """With this kind among its capabilities. Empty: any."""
     @_builtins.property
-    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___ExecutorState.ValueType]: ...
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___ExecutorState.ValueType]:
+        """In one of these. Empty: in any."""
+
     def __init__(
         self,
         *,
@@ -1764,13 +2115,18 @@ Global___ListExecutorsRequest: _TypeAlias = ListExecutorsRequest  # noqa: Y015
 
 @_typing.final
 class ListExecutorsResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EXECUTORS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
+    """Empty: that was the last page."""
     @_builtins.property
-    def executors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Executor]: ...
+    def executors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Executor]:
+        """One page."""
+
     def __init__(
         self,
         *,
@@ -1787,15 +2143,18 @@ Global___ListExecutorsResponse: _TypeAlias = ListExecutorsResponse  # noqa: Y015
 
 @_typing.final
 class DrainExecutorRequest(_message.Message):
-    """absent: no limit"""
+    """From an operator."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EXECUTOR_ID_FIELD_NUMBER: _builtins.int
     FINISH_WITHIN_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
+    """Which."""
     @_builtins.property
-    def finish_within(self) -> _duration_pb2.Duration: ...
+    def finish_within(self) -> _duration_pb2.Duration:
+        """Then what still runs is given back. Absent: no limit."""
+
     def __init__(
         self,
         *,
@@ -1812,11 +2171,15 @@ Global___DrainExecutorRequest: _TypeAlias = DrainExecutorRequest  # noqa: Y015
 
 @_typing.final
 class DrainExecutorResponse(_message.Message):
+    """From the scheduler."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EXECUTOR_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def executor(self) -> Global___Executor: ...
+    def executor(self) -> Global___Executor:
+        """As it is now."""
+
     def __init__(
         self,
         *,

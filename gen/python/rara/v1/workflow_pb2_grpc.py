@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class WorkflowServiceStub:
-    """Hosted by the scheduler, for other services, the CLI and the console.
+    """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
+    an idempotency_key.
     """
 
     def __init__(self, channel):
@@ -118,101 +120,119 @@ class WorkflowServiceStub:
 
 
 class WorkflowServiceServicer:
-    """Hosted by the scheduler, for other services, the CLI and the console.
+    """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
+    an idempotency_key.
     """
 
     def RegisterDefinition(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Stores a new version of a definition, or finds the one of equal content. May be repeated.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDefinition(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One version. DEFINITION_NOT_FOUND.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDefinitions(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The newest version of each definition, or all versions of one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Starts a run. Nothing of it is leased before the answer's transaction has committed.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One run. RUN_NOT_FOUND.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Runs, newest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Stores the wish to cancel. A run that has ended is returned unchanged; so is a repeat.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RetryRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Starts a new run that does again what did not succeed. While one lives, a repeat returns it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStepRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One step with all its attempts. STEP_NOT_FOUND.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListStepRuns(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Steps of one run, or of all.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchStepRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Follows the events of one attempt, from any sequence on, in order.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainStep(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What keeps a step from running or ending.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def QueryLineage(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What made an artifact, or what used it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListExecutors(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Executors that are or were connected.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainExecutor(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Gives an executor no new job. For operators. Remembered: a reconnect does not undo it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -309,7 +329,9 @@ def add_WorkflowServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkflowService:
-    """Hosted by the scheduler, for other services, the CLI and the console.
+    """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
+    an idempotency_key.
     """
 
     @staticmethod

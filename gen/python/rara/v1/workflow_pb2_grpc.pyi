@@ -13,139 +13,177 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkflowServiceStub:
-    """Hosted by the scheduler, for other services, the CLI and the console."""
+    """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
+    an idempotency_key.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterDefinition: _aio.UnaryUnaryMultiCallable[_workflow_pb2.RegisterDefinitionRequest, _workflow_pb2.RegisterDefinitionResponse]
+    """Stores a new version of a definition, or finds the one of equal content. May be repeated."""
     GetDefinition: _aio.UnaryUnaryMultiCallable[_workflow_pb2.GetDefinitionRequest, _workflow_pb2.GetDefinitionResponse]
+    """One version. DEFINITION_NOT_FOUND."""
     ListDefinitions: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ListDefinitionsRequest, _workflow_pb2.ListDefinitionsResponse]
+    """The newest version of each definition, or all versions of one."""
     StartRun: _aio.UnaryUnaryMultiCallable[_workflow_pb2.StartRunRequest, _workflow_pb2.StartRunResponse]
+    """Starts a run. Nothing of it is leased before the answer's transaction has committed."""
     GetRun: _aio.UnaryUnaryMultiCallable[_workflow_pb2.GetRunRequest, _workflow_pb2.GetRunResponse]
+    """One run. RUN_NOT_FOUND."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ListRunsRequest, _workflow_pb2.ListRunsResponse]
+    """Runs, newest first."""
     CancelRun: _aio.UnaryUnaryMultiCallable[_workflow_pb2.CancelRunRequest, _workflow_pb2.CancelRunResponse]
+    """Stores the wish to cancel. A run that has ended is returned unchanged; so is a repeat."""
     RetryRun: _aio.UnaryUnaryMultiCallable[_workflow_pb2.RetryRunRequest, _workflow_pb2.RetryRunResponse]
+    """Starts a new run that does again what did not succeed. While one lives, a repeat returns it."""
     WatchRun: _aio.UnaryStreamMultiCallable[_workflow_pb2.WatchRunRequest, _workflow_pb2.WatchRunResponse]
+    """Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0."""
     GetStepRun: _aio.UnaryUnaryMultiCallable[_workflow_pb2.GetStepRunRequest, _workflow_pb2.GetStepRunResponse]
+    """One step with all its attempts. STEP_NOT_FOUND."""
     ListStepRuns: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ListStepRunsRequest, _workflow_pb2.ListStepRunsResponse]
+    """Steps of one run, or of all."""
     WatchStepRun: _aio.UnaryStreamMultiCallable[_workflow_pb2.WatchStepRunRequest, _workflow_pb2.WatchStepRunResponse]
+    """Follows the events of one attempt, from any sequence on, in order."""
     ExplainStep: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ExplainStepRequest, _workflow_pb2.ExplainStepResponse]
+    """What keeps a step from running or ending."""
     QueryLineage: _aio.UnaryUnaryMultiCallable[_workflow_pb2.QueryLineageRequest, _workflow_pb2.QueryLineageResponse]
+    """What made an artifact, or what used it."""
     ListExecutors: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ListExecutorsRequest, _workflow_pb2.ListExecutorsResponse]
+    """Executors that are or were connected."""
     DrainExecutor: _aio.UnaryUnaryMultiCallable[_workflow_pb2.DrainExecutorRequest, _workflow_pb2.DrainExecutorResponse]
+    """Gives an executor no new job. For operators. Remembered: a reconnect does not undo it."""
 
 class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Hosted by the scheduler, for other services, the CLI and the console."""
+    """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
+    an idempotency_key.
+    """
 
     @_abc_1.abstractmethod
     def RegisterDefinition(
         self,
         request: _workflow_pb2.RegisterDefinitionRequest,
         context: _aio.ServicerContext[_workflow_pb2.RegisterDefinitionRequest, _abc.Awaitable[_workflow_pb2.RegisterDefinitionResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.RegisterDefinitionResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.RegisterDefinitionResponse]:
+        """Stores a new version of a definition, or finds the one of equal content. May be repeated."""
 
     @_abc_1.abstractmethod
     def GetDefinition(
         self,
         request: _workflow_pb2.GetDefinitionRequest,
         context: _aio.ServicerContext[_workflow_pb2.GetDefinitionRequest, _abc.Awaitable[_workflow_pb2.GetDefinitionResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.GetDefinitionResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.GetDefinitionResponse]:
+        """One version. DEFINITION_NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def ListDefinitions(
         self,
         request: _workflow_pb2.ListDefinitionsRequest,
         context: _aio.ServicerContext[_workflow_pb2.ListDefinitionsRequest, _abc.Awaitable[_workflow_pb2.ListDefinitionsResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.ListDefinitionsResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.ListDefinitionsResponse]:
+        """The newest version of each definition, or all versions of one."""
 
     @_abc_1.abstractmethod
     def StartRun(
         self,
         request: _workflow_pb2.StartRunRequest,
         context: _aio.ServicerContext[_workflow_pb2.StartRunRequest, _abc.Awaitable[_workflow_pb2.StartRunResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.StartRunResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.StartRunResponse]:
+        """Starts a run. Nothing of it is leased before the answer's transaction has committed."""
 
     @_abc_1.abstractmethod
     def GetRun(
         self,
         request: _workflow_pb2.GetRunRequest,
         context: _aio.ServicerContext[_workflow_pb2.GetRunRequest, _abc.Awaitable[_workflow_pb2.GetRunResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.GetRunResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.GetRunResponse]:
+        """One run. RUN_NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def ListRuns(
         self,
         request: _workflow_pb2.ListRunsRequest,
         context: _aio.ServicerContext[_workflow_pb2.ListRunsRequest, _abc.Awaitable[_workflow_pb2.ListRunsResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.ListRunsResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.ListRunsResponse]:
+        """Runs, newest first."""
 
     @_abc_1.abstractmethod
     def CancelRun(
         self,
         request: _workflow_pb2.CancelRunRequest,
         context: _aio.ServicerContext[_workflow_pb2.CancelRunRequest, _abc.Awaitable[_workflow_pb2.CancelRunResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.CancelRunResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.CancelRunResponse]:
+        """Stores the wish to cancel. A run that has ended is returned unchanged; so is a repeat."""
 
     @_abc_1.abstractmethod
     def RetryRun(
         self,
         request: _workflow_pb2.RetryRunRequest,
         context: _aio.ServicerContext[_workflow_pb2.RetryRunRequest, _abc.Awaitable[_workflow_pb2.RetryRunResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.RetryRunResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.RetryRunResponse]:
+        """Starts a new run that does again what did not succeed. While one lives, a repeat returns it."""
 
     @_abc_1.abstractmethod
     def WatchRun(
         self,
         request: _workflow_pb2.WatchRunRequest,
         context: _aio.ServicerContext[_workflow_pb2.WatchRunRequest, _abc.AsyncIterator[_workflow_pb2.WatchRunResponse]],
-    ) -> _abc.AsyncIterator[_workflow_pb2.WatchRunResponse]: ...
+    ) -> _abc.AsyncIterator[_workflow_pb2.WatchRunResponse]:
+        """Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0."""
 
     @_abc_1.abstractmethod
     def GetStepRun(
         self,
         request: _workflow_pb2.GetStepRunRequest,
         context: _aio.ServicerContext[_workflow_pb2.GetStepRunRequest, _abc.Awaitable[_workflow_pb2.GetStepRunResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.GetStepRunResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.GetStepRunResponse]:
+        """One step with all its attempts. STEP_NOT_FOUND."""
 
     @_abc_1.abstractmethod
     def ListStepRuns(
         self,
         request: _workflow_pb2.ListStepRunsRequest,
         context: _aio.ServicerContext[_workflow_pb2.ListStepRunsRequest, _abc.Awaitable[_workflow_pb2.ListStepRunsResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.ListStepRunsResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.ListStepRunsResponse]:
+        """Steps of one run, or of all."""
 
     @_abc_1.abstractmethod
     def WatchStepRun(
         self,
         request: _workflow_pb2.WatchStepRunRequest,
         context: _aio.ServicerContext[_workflow_pb2.WatchStepRunRequest, _abc.AsyncIterator[_workflow_pb2.WatchStepRunResponse]],
-    ) -> _abc.AsyncIterator[_workflow_pb2.WatchStepRunResponse]: ...
+    ) -> _abc.AsyncIterator[_workflow_pb2.WatchStepRunResponse]:
+        """Follows the events of one attempt, from any sequence on, in order."""
 
     @_abc_1.abstractmethod
     def ExplainStep(
         self,
         request: _workflow_pb2.ExplainStepRequest,
         context: _aio.ServicerContext[_workflow_pb2.ExplainStepRequest, _abc.Awaitable[_workflow_pb2.ExplainStepResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.ExplainStepResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.ExplainStepResponse]:
+        """What keeps a step from running or ending."""
 
     @_abc_1.abstractmethod
     def QueryLineage(
         self,
         request: _workflow_pb2.QueryLineageRequest,
         context: _aio.ServicerContext[_workflow_pb2.QueryLineageRequest, _abc.Awaitable[_workflow_pb2.QueryLineageResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.QueryLineageResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.QueryLineageResponse]:
+        """What made an artifact, or what used it."""
 
     @_abc_1.abstractmethod
     def ListExecutors(
         self,
         request: _workflow_pb2.ListExecutorsRequest,
         context: _aio.ServicerContext[_workflow_pb2.ListExecutorsRequest, _abc.Awaitable[_workflow_pb2.ListExecutorsResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.ListExecutorsResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.ListExecutorsResponse]:
+        """Executors that are or were connected."""
 
     @_abc_1.abstractmethod
     def DrainExecutor(
         self,
         request: _workflow_pb2.DrainExecutorRequest,
         context: _aio.ServicerContext[_workflow_pb2.DrainExecutorRequest, _abc.Awaitable[_workflow_pb2.DrainExecutorResponse]],
-    ) -> _abc.Awaitable[_workflow_pb2.DrainExecutorResponse]: ...
+    ) -> _abc.Awaitable[_workflow_pb2.DrainExecutorResponse]:
+        """Gives an executor no new job. For operators. Remembered: a reconnect does not undo it."""
 
 def add_WorkflowServiceServicer_to_server(servicer: WorkflowServiceServicer, server: _aio.Server) -> None: ...
