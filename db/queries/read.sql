@@ -51,6 +51,9 @@ select workflow_run_id::text, created_at
 -- name: run_exists
 select exists (select from rara.workflow_run where workflow_run_id = $1::uuid);
 
+-- name: step_exists
+select exists (select from rara.step_run where step_run_id = $1::uuid);
+
 -- name: read_steps
 -- The steps $1, in that order, with payloads up to $2 bytes. `last_*`: the attempt before, where it tells more.
 select st.step_run_id::text, st.workflow_run_id::text, st.step_name, w.definition, w.definition_version,

@@ -111,6 +111,10 @@ class Reads:
         async with self._database.connection() as connection:
             return bool(await connection.fetchval(query("run_exists"), workflow_run_id))
 
+    async def step_exists(self, step_run_id: str) -> bool:
+        async with self._database.connection() as connection:
+            return bool(await connection.fetchval(query("step_exists"), step_run_id))
+
     # ------------------------------------------------------------------ steps
 
     async def get_step(self, step_run_id: str) -> StepView:

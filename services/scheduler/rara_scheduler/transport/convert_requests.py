@@ -11,7 +11,8 @@ from rara.v1 import common_pb2, workflow_pb2
 from rara_scheduler.domain import names
 from rara_scheduler.domain.definition import MAX_GRACE_S, check_labels, read_duration
 from rara_scheduler.domain.errors import Code, Fault
-from rara_scheduler.domain.payload import check_payload
+from rara_scheduler.domain.payload import check_payload, clean_text
+from rara_scheduler.domain.secrets import redact_text
 from rara_scheduler.domain.start_command import RunArtifact, StartCommand, check_key, clean_trace
 from rara_scheduler.domain.views import ExecutorFilter, RunFilter, StepFilter
 from rara_scheduler.domain.violations import Violations
@@ -20,7 +21,7 @@ from rara_scheduler.transport.convert import EXECUTOR_STATES, RUN_STATES, STEP_S
 MAX_ARTIFACTS: Final = 256
 MAX_INLINE_TOTAL_BYTES: Final = 1024 * 1024
 MAX_STEP_NAMES: Final = 10_000
-MAX_MESSAGE_CHARS: Final = 4096
+MAX_MESSAGE_BYTES: Final = 4096
 MAX_SIZE_BYTES: Final = 2**62
 
 _State = TypeVar("_State")
@@ -136,13 +137,11 @@ def retry_key(request: workflow_pb2.RetryRunRequest) -> str | None:
 
 
 def cancel_terms(request: workflow_pb2.CancelRunRequest) -> tuple[str, float | None]:
-    """Message and grace in seconds of a cancel. Raises FIELD_INVALID."""
+    """Message and grace in seconds of a cancel; the text is made storable, redacted and cut. Raises FIELD_INVALID."""
     violations = Violations()
     grace_s = read_duration(request, "grace", "grace", violations, least_s=0.0, most_s=MAX_GRACE_S)
-    if len(request.message) > MAX_MESSAGE_CHARS:
-        violations.add("message", f"must be at most {MAX_MESSAGE_CHARS} characters")
     _finish(violations, "the run cannot be cancelled so")
-    return request.message, grace_s
+    return clean_text(redact_text(request.message), MAX_MESSAGE_BYTES), grace_s
 
 
 def drain_bound(request: workflow_pb2.DrainExecutorRequest) -> float | None:

@@ -1,14 +1,14 @@
 """WorkflowService, thin: convert, call, convert back."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 from rara.v1 import job_pb2, workflow_pb2, workflow_pb2_grpc
 
-from rara_scheduler.domain import ids
+from rara_scheduler.domain import ids, names
 from rara_scheduler.domain.errors import Code, Fault, field_invalid
 from rara_scheduler.domain.run import TERMINAL
 from rara_scheduler.domain.views import LineageEdge, RunView, StepView
@@ -18,13 +18,14 @@ from rara_scheduler.store.reads import LEAN_BYTES, Reads
 from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.start import RunStarter
 from rara_scheduler.transport import convert, convert_requests
-from rara_scheduler.transport.page_token import decode_token, encode_token, invalid_token, page_size
+from rara_scheduler.transport.page_token import decode_token, invalid_token, page_size
+from rara_scheduler.transport.paging import fit_steps, in_batches, page
 from rara_scheduler.transport.status import answers, streams
 from rara_scheduler.watching import Alive, RunUpdate, SnapshotEnd, StoredStepEvent, Watching
 
 Context = Any  # grpc.aio's generic context differs between its stubs and its run-time class
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_View = TypeVar("_View")
+_VERSION = re.compile(r"[0-9]{1,9}")
+MAX_LINEAGE_DEPTH = 32
 
 
 class Canceller(Protocol):
@@ -33,15 +34,6 @@ class Canceller(Protocol):
     async def cancel_run(self, workflow_run_id: str, *, message: str, grace_s: float | None) -> None: ...
 
     async def drain_executor(self, executor_id: str, *, finish_within_s: float | None) -> bool: ...
-
-
-def _page(
-    request: Message, found: Sequence[_View], size: int, position: Callable[[_View], Sequence[str]]
-) -> tuple[Sequence[_View], str]:
-    """The rows of a page, of size + 1 that were asked for, and the token of the next one."""
-    if len(found) <= size:
-        return found, ""
-    return found[:size], encode_token(request, position(found[size - 1]))
 
 
 def _edge_position(edge: LineageEdge) -> Sequence[str]:
@@ -99,19 +91,35 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         name = convert_requests.definition_name(request.definition, optional=True)
         position = decode_token(request, request.page_token, 1)
         if name:
-            below = None
-            if position is not None:
-                if not position[0].isdecimal():
-                    raise invalid_token()
-                below = int(position[0])
-            found = await self._definitions.versions(name, below=below, limit=size + 1)
-            rows, token = _page(request, found, size, lambda each: (str(each.version),))
+            below = _version_position(position)
+
+            async def versions(
+                last: workflow_pb2.Definition | None, limit: int
+            ) -> list[workflow_pb2.Definition]:
+                return await self._definitions.versions(
+                    name, below=below if last is None else last.version, limit=limit
+                )
+
+            found = await in_batches(versions, size, lambda each: each.ByteSize())
         else:
-            found = await self._definitions.newest(after=position[0] if position else "", limit=size + 1)
-            rows, token = _page(request, found, size, lambda each: (each.definition,))
-        return workflow_pb2.ListDefinitionsResponse(
-            definitions=[convert.lean_definition(each, LEAN_BYTES) for each in rows], next_page_token=token
+            first = position[0] if position else ""
+
+            async def newest(
+                last: workflow_pb2.Definition | None, limit: int
+            ) -> list[workflow_pb2.Definition]:
+                return await self._definitions.newest(
+                    after=first if last is None else last.definition, limit=limit
+                )
+
+            found = await in_batches(newest, size, lambda each: each.ByteSize())
+        rows, token = page(
+            request,
+            found,
+            size,
+            lambda each: convert.lean_definition(each, LEAN_BYTES),
+            lambda each: (str(each.version) if name else each.definition,),
         )
+        return workflow_pb2.ListDefinitionsResponse(definitions=rows, next_page_token=token)
 
     # ------------------------------------------------------------ runs
 
@@ -130,11 +138,10 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         run_id = ids.run_id(request.workflow_run_id)
         if not request.include_steps:
             return workflow_pb2.GetRunResponse(run=await self._run(run_id))
-        run, steps = await self._reads.get_run_with_steps(run_id)
-        return workflow_pb2.GetRunResponse(
-            run=convert.workflow_run(run, lean=True),
-            steps=[convert.step_run(each, lean=True) for each in steps],
-        )
+        run, views = await self._reads.get_run_with_steps(run_id)
+        steps = [convert.step_run(each, lean=True) for each in views]
+        fit_steps(steps, "manifest", "progress", "output", "error")
+        return workflow_pb2.GetRunResponse(run=convert.workflow_run(run, lean=True), steps=steps)
 
     @answers
     async def ListRuns(
@@ -150,12 +157,14 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
             except (ValueError, Fault):
                 raise invalid_token() from None
         found = await self._reads.list_runs(wanted, after=after, limit=size + 1)
-        rows, token = _page(
-            request, found, size, lambda each: (each.created_at.isoformat(), each.workflow_run_id)
+        rows, token = page(
+            request,
+            found,
+            size,
+            lambda each: convert.workflow_run(each, lean=True),
+            lambda each: (each.created_at.isoformat(), each.workflow_run_id),
         )
-        return workflow_pb2.ListRunsResponse(
-            runs=[convert.workflow_run(each, lean=True) for each in rows], next_page_token=token
-        )
+        return workflow_pb2.ListRunsResponse(runs=rows, next_page_token=token)
 
     @answers
     async def CancelRun(
@@ -208,10 +217,14 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         wanted = convert_requests.step_filter(request, run_id)
         below = _id_position(request, request.page_token)
         found = await self._reads.list_steps(wanted, below=below, limit=size + 1)
-        rows, token = _page(request, found, size, lambda each: (each.step_run_id,))
-        return workflow_pb2.ListStepRunsResponse(
-            step_runs=[convert.step_run(each, lean=True) for each in rows], next_page_token=token
+        rows, token = page(
+            request,
+            found,
+            size,
+            lambda each: convert.step_run(each, lean=True),
+            lambda each: (each.step_run_id,),
         )
+        return workflow_pb2.ListStepRunsResponse(step_runs=rows, next_page_token=token)
 
     @streams
     async def WatchStepRun(
@@ -246,46 +259,52 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         self, request: workflow_pb2.QueryLineageRequest, context: Context
     ) -> workflow_pb2.QueryLineageResponse:
         size = page_size(request.page_size)
-        if request.depth not in (0, 1):
+        if not 0 <= request.depth <= MAX_LINEAGE_DEPTH:
+            raise field_invalid("depth", f"must be 0 to {MAX_LINEAGE_DEPTH}; 0 is 1")
+        if request.depth > 1:
             raise Fault(
                 Code.FEATURE_DISABLED, f"depth: {request.depth} is not served yet, only one hop (0 or 1)"
             )
         upstream = request.direction == workflow_pb2.LINEAGE_DIRECTION_UPSTREAM
         if not upstream and request.direction != workflow_pb2.LINEAGE_DIRECTION_DOWNSTREAM:
             raise field_invalid("direction", "must be upstream or downstream")
-        after = decode_token(request, request.page_token, 3)
-        position = None if after is None else (after[0], after[1], after[2])
+        position = _edge_after(request)
         # Upstream of an artifact stand the steps that made it; upstream of a step, the artifacts that it used.
         match request.WhichOneof("start"):
             case "artifact":
                 digest = request.artifact.sha256
-                if not _SHA256.fullmatch(digest):
-                    raise field_invalid("artifact.sha256", "must be 64 lower-case hex digits")
+                said = names.SHA256.refuses(digest)
+                if said is not None:
+                    raise field_invalid("artifact.sha256", said)
                 found = await self._reads.lineage(
                     "artifact", digest, produced=upstream, after=position, limit=size + 1
                 )
             case "step_run_id":
+                step_id = ids.step_id(request.step_run_id)
+                if not await self._reads.step_exists(step_id):
+                    raise ids.step_not_found(step_id)
                 found = await self._reads.lineage(
                     "step",
-                    ids.step_id(request.step_run_id),
+                    step_id,
                     produced=not upstream,
                     after=position,
                     limit=size + 1,
                 )
             case "workflow_run_id":
+                run_id = ids.run_id(request.workflow_run_id)
+                if not await self._reads.run_exists(run_id):
+                    raise ids.run_not_found(run_id)
                 found = await self._reads.lineage(
                     "run",
-                    ids.run_id(request.workflow_run_id),
+                    run_id,
                     produced=not upstream,
                     after=position,
                     limit=size + 1,
                 )
             case _:
                 raise field_invalid("start", "must name an artifact, a run or a step")
-        rows, token = _page(request, found, size, _edge_position)
-        return workflow_pb2.QueryLineageResponse(
-            edges=[convert.lineage_edge(each) for each in rows], next_page_token=token
-        )
+        rows, token = page(request, found, size, convert.lineage_edge, _edge_position)
+        return workflow_pb2.QueryLineageResponse(edges=rows, next_page_token=token)
 
     @answers
     async def ListExecutors(
@@ -295,10 +314,8 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         wanted = convert_requests.executor_filter(request)
         below = _id_position(request, request.page_token)
         found = await self._reads.list_executors(wanted, below=below, limit=size + 1)
-        rows, token = _page(request, found, size, lambda each: (each.executor_id,))
-        return workflow_pb2.ListExecutorsResponse(
-            executors=[convert.executor(each) for each in rows], next_page_token=token
-        )
+        rows, token = page(request, found, size, convert.executor, lambda each: (each.executor_id,))
+        return workflow_pb2.ListExecutorsResponse(executors=rows, next_page_token=token)
 
     @answers
     async def DrainExecutor(
@@ -314,6 +331,26 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
 
     async def _run(self, workflow_run_id: str) -> workflow_pb2.WorkflowRun:
         return convert.workflow_run(await self._reads.get_run(workflow_run_id))
+
+
+def _version_position(position: Sequence[str] | None) -> int | None:
+    """The version that a page of one definition begins below; None: the first page."""
+    if position is None:
+        return None
+    if not _VERSION.fullmatch(position[0]):
+        raise invalid_token()
+    return int(position[0])
+
+
+def _edge_after(request: workflow_pb2.QueryLineageRequest) -> tuple[str, str, str] | None:
+    """The edge that a page begins behind; None: the first page."""
+    position = decode_token(request, request.page_token, 3)
+    if position is None:
+        return None
+    try:
+        return position[0], ids.step_id(position[1]), position[2]
+    except Fault:
+        raise invalid_token() from None
 
 
 def _id_position(request: Message, token: str) -> str | None:
