@@ -80,4 +80,4 @@ class Connection:
 
 def pause_s(failures: int, jitter: float, longest_s: float) -> float:
     """Seconds until the next try after so many failures in a row. jitter: a draw from [0, 1)."""
-    return jitter * min(longest_s, FIRST_BACKOFF_S * 2 ** min(failures, 16))
+    return jitter * min(longest_s, FIRST_BACKOFF_S * 2.0 ** min(failures, 16))
