@@ -21,7 +21,7 @@ from rara.v1 import (
 )
 
 from rara_scheduler.blobs.folder import FolderBlobStore
-from rara_scheduler.blobs.transfers import BlobTransfers
+from rara_scheduler.blobs.transfers import BlobTransfers, TransferLimits
 from rara_scheduler.cancelling import Cancelling
 from rara_scheduler.domain.definition import DefinitionLimits
 from rara_scheduler.domain.errors import Code, Fault
@@ -33,6 +33,7 @@ from rara_scheduler.loops.heartbeat import HeartbeatLoop
 from rara_scheduler.loops.notify import NotifyLoop
 from rara_scheduler.loops.retention import RetentionLoop
 from rara_scheduler.loops.sweep import SweepLoop
+from rara_scheduler.loops.uploads import UploadLoop
 from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.settings import Settings
 from rara_scheduler.store.blobs import BlobRows
@@ -201,7 +202,13 @@ class Scheduler:
             max_payload_bytes=s.max_payload_bytes,
             canceller=Cancelling(cancels, session_store, self._sessions, aftermath),
         )
-        self._artifact_servicer = ArtifactServicer(BlobTransfers(self._blobs, BlobRows(self._database)))
+        transfers = BlobTransfers(
+            self._blobs,
+            BlobRows(self._database),
+            TransferLimits(max_blob_bytes=s.max_blob_bytes, upload_expires_s=s.upload_expires_s),
+        )
+        self._artifact_servicer = ArtifactServicer(transfers)
+        self._uploads = UploadLoop(transfers)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self.address = ""
@@ -262,6 +269,7 @@ class Scheduler:
                         ("sweep", self._sweep.run),
                         ("notify", self._notify.run),
                         ("retention", self._retention.run),
+                        ("uploads", self._uploads.run),
                         ("health", self._watch_health),
                     )
                 ]

@@ -48,6 +48,10 @@ class Settings(BaseSettings):
     max_inline_bytes: Annotated[int, Field(ge=0, le=64 * 1024)] = 16 * 1024
     max_frame_bytes: Annotated[int, Field(ge=MIB)] = 4 * MIB
     event_window: Annotated[int, Field(ge=16, le=100_000)] = 5000  # unacknowledged events per session
+    max_blob_bytes: Annotated[int, Field(ge=1)] = 100 * 1024 * MIB
+    upload_expires_s: Positive = (
+        24 * 3600.0
+    )  # from its creation; what is stored of an unfinished one goes then
     max_sessions: Annotated[int, Field(ge=1)] = 1000
     commit_batch: Annotated[int, Field(ge=1, le=5000)] = 1000  # events in one transaction at most
     lease_batch: Annotated[int, Field(ge=1, le=1000)] = 500  # steps leased in one statement at most
