@@ -512,3 +512,25 @@ async def test_attempt_timeout_spends_the_budget_and_ends_the_attempt_only(world
     step = await world.step(grant.step_run_id)
     assert (step["state"], step["reason"], step["failures"]) == ("retryable_failed", "ATTEMPT_TIMEOUT", 1)
     assert await world.run_state(run_id) == "running"
+
+
+async def test_a_retry_beside_the_failure_that_cancels_the_run_is_cancelled_too(world: StoreWorld) -> None:
+    await world.define(
+        "two", {"a": {"retry": {"max_attempts": 1}}, "b": {}, "c": {}, "d": {"depends_on": ["b"]}}
+    )
+    run_id = await world.start("two")
+    grants = {grant.step_name: grant for grant in await world.lease()}
+    for grant in grants.values():
+        await world.report(grant, accepted(), running())
+    endings = {"a": failed(3), "b": failed(3), "c": cancelled(3, "EXECUTOR_SHUTDOWN")}
+    await world.commits.commit(
+        [reports(grants[name], item, executor_id=grants[name].executor_id) for name, item in endings.items()]
+    )
+    assert await world.steps(run_id) == {
+        "a": ("terminal_failed", "ATTEMPTS_EXHAUSTED"),
+        "b": ("cancelled", "SIBLING_FAILED"),
+        "c": ("cancelled", "SIBLING_FAILED"),
+        "d": ("cancelled", "SIBLING_FAILED"),
+    }
+    assert await world.run_state(run_id) == "failed"
+    assert (await world.step(grants["b"].step_run_id))["failures"] == 0

@@ -1,7 +1,7 @@
 """What reports about one leased attempt mean: which are stored, which refused, and how the attempt goes on or ends."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from enum import StrEnum
 from typing import TypeAlias
@@ -224,6 +224,28 @@ def decide(
                     decision.start = decision.moved = True
                 _apply_terminal(decision, state, item, policy, jitter)
     return decision
+
+
+def overrule_retry(decision: Decision, cancel_reason: str) -> bool:
+    """Close as cancelled what was to be tried again: its run is cancelled by another step of the same batch.
+
+    False: the decision is no retry, and stays as it is.
+    """
+    closing = decision.closing
+    if closing is None or closing.to is not StepState.RETRYABLE_FAILED:
+        return False
+    state = StepState.RUNNING if decision.lease.started or decision.start else StepState.LEASED
+    decision.closing = replace(
+        closing,
+        to=transition(state, StepEvent.CANCEL),
+        reason=cancel_reason,
+        at_once=False,
+        spent=False,
+        failures=decision.lease.failures,
+        free_endings=decision.lease.free_endings,
+        delay_s=0.0,
+    )
+    return True
 
 
 def _refuse(report: Report, blobs: Mapping[str, int]) -> Refusal | None:

@@ -17,6 +17,7 @@ from rara_scheduler.domain.attempt import (
     Refusal,
     Report,
     decide,
+    overrule_retry,
 )
 from rara_scheduler.domain.definition import StepSpec
 from rara_scheduler.domain.errors import Code, StepError
@@ -248,21 +249,21 @@ class CommitStore:
             else:
                 ledger.touch(decision.lease.workflow_run_id)
         ending = [decision for decision in changed if decision.closing is not None]
-        closed = [
-            ClosedStep(
-                d.lease.workflow_run_id,
-                d.lease.step_run_id,
-                d.lease.step_name,
-                d.closing.to,
-                d.closing.reason,
-            )
-            for d in ending
-            if d.closing is not None and d.closing.to is not StepState.RETRYABLE_FAILED
-        ]
+        closed = _closed_steps(ending)
         if closed:
             await ledger.close(
                 connection, closed, ending_step_ids=[decision.lease.step_run_id for decision in ending]
             )
+            # A failure of this batch may have cancelled its run after a neighbour's retry was decided. After the
+            # request nothing is retried: put among the waiting now, that step would never be looked at again.
+            overruled = [
+                decision
+                for decision in ending
+                if (reason := ledger.runs[decision.lease.workflow_run_id].new_cancel_reason) is not None
+                and overrule_retry(decision, reason)
+            ]
+            if overruled:
+                await ledger.close(connection, _closed_steps(overruled), ending_step_ids=())
         runs = ledger.settle()
         specs = await self._step_specs(ledger, changed)
         row = await connection.fetchrow(
@@ -430,6 +431,20 @@ class CommitStore:
             query("release_dependants"), *_transposed([candidates[key] for key in sorted(candidates)])
         )
         return bool(rows)
+
+
+def _closed_steps(ending: Sequence[Decision]) -> list[ClosedStep]:
+    return [
+        ClosedStep(
+            d.lease.workflow_run_id,
+            d.lease.step_run_id,
+            d.lease.step_name,
+            d.closing.to,
+            d.closing.reason,
+        )
+        for d in ending
+        if d.closing is not None and d.closing.to is not StepState.RETRYABLE_FAILED
+    ]
 
 
 async def _lineage(
