@@ -17,7 +17,7 @@ def _default_folder() -> Path:
 
 
 class Settings(BaseSettings):
-    """Read once at start, checked as a whole."""
+    """Read once at start, checked as a whole. docs/reference/settings.md is made from here."""
 
     model_config = SettingsConfigDict(env_prefix="RARA_", frozen=True, extra="ignore", populate_by_name=True)
 
@@ -28,6 +28,7 @@ class Settings(BaseSettings):
     executor_name: str = Field(default_factory=socket.gethostname, max_length=64)
     """The label that people know; each process start has an id of its own beside it."""
     executor_kind: str = Field(default="python", max_length=64)
+    """What a definition's executor_kind is compared with."""
     executor_labels: Annotated[dict[str, str], NoDecode] = Field(default_factory=dict)
     """k=v,...: what a definition's required_labels are matched with."""
     executor_slots: int = Field(default=4, ge=1, le=100_000)
@@ -58,7 +59,9 @@ class Settings(BaseSettings):
     executor_uvloop: bool = False
     """Use uvloop in the supervisor; needs the extra `speed`."""
     log_format: Literal["json", "console"] = "json"
+    """How lines on stderr look."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is logged."""
 
     @field_validator("executor_modules", mode="before")
     @classmethod

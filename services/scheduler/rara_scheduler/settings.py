@@ -12,62 +12,89 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseSettings):
-    """Every value has its unit in its name; durations are seconds."""
+    """Every value has its unit in its name; durations are seconds. docs/reference/settings.md is made from here."""
 
     model_config = SettingsConfigDict(env_prefix="RARA_", frozen=True, extra="ignore")
 
-    database_url: (
-        str  # postgresql://user@host/database; for a Unix socket postgresql:///database?host=/folder
-    )
-    listen: str = "127.0.0.1:7310"  # HOST:PORT; port 0 takes a free one, and the ready line names it
-    migrate: bool = False  # apply missing migrations before serving
-    blob_store: str = "file:///var/lib/rara/blobs"  # where artifacts' bytes live
-    scheduler_name: str = ""  # label for people; default: the host's name
+    database_url: str
+    """postgresql://user@host/database; for a Unix socket postgresql:///database?host=/folder."""
+    listen: str = "127.0.0.1:7310"
+    """HOST:PORT; port 0 takes a free one, and the ready line names it."""
+    migrate: bool = False
+    """Apply missing migrations before serving."""
+    blob_store: str = "file:///var/lib/rara/blobs"
+    """Where artifacts' bytes live: a file:/// URL with an absolute path, which schedulers share."""
 
-    lease_s: Positive = 30.0  # how long an executor may be unheard of before its steps are leased again
-    heartbeat_s: Positive = 5.0  # at most a third of the lease, so that two may be lost
-    silence_s: Positive = 15.0  # a session without a frame for so long is closed; at least 2.5 heartbeats
-    accept_timeout_s: Positive = 10.0  # from the grant to `accepted`
-    cancel_grace_s: Positive = (
-        10.0  # between asking and the kill, where neither step nor request says otherwise
-    )
-    settle_s: Annotated[float, Field(ge=0)] | None = (
-        None  # no reclaim after a start or outage; default: half the lease
-    )
-    sweep_s: Positive = 1.0  # how often expired leases, due steps and deadlines are looked for
-    poll_s: Positive = 1.0  # how often ready steps are looked for without a hint
-    stop_s: Positive = 10.0  # a graceful stop ends within this
+    lease_s: Positive = 30.0
+    """How long an executor may be unheard of before its steps are leased again."""
+    heartbeat_s: Positive = 5.0
+    """Between two heartbeats of an executor; at most a third of the lease, so that two may be lost."""
+    silence_s: Positive = 15.0
+    """A session without a frame for so long is closed; at least 2.5 heartbeats, below the lease."""
+    accept_timeout_s: Positive = 10.0
+    """From the grant of a lease to `accepted`; then it is taken back at no cost."""
+    cancel_grace_s: Positive = 10.0
+    """Between asking a handler to end and killing it, where neither step nor request says otherwise."""
+    settle_s: Annotated[float, Field(ge=0)] | None = None
+    """No reclaim for so long after a start or a database outage; unset: half the lease."""
+    sweep_s: Positive = 1.0
+    """How often expired leases, due steps and deadlines are looked for."""
+    poll_s: Positive = 1.0
+    """How often ready steps are looked for without a hint."""
+    stop_s: Positive = 10.0
+    """A graceful stop ends within this."""
 
     # The default retry policy, where a definition says nothing.
     retry_max_attempts: Annotated[int, Field(ge=1, le=1000)] = 3
+    """The budget that failures spend, where a definition says nothing; so for the next three."""
     retry_initial_backoff_s: Annotated[float, Field(ge=0)] = 1.0
+    """Ceiling of the wait after the first failure; the wait is drawn evenly from 0 to its ceiling."""
     retry_max_backoff_s: Annotated[float, Field(ge=0)] = 300.0
+    """No ceiling grows above it."""
     retry_backoff_multiplier: Annotated[float, Field(ge=1, le=100)] = 2.0
+    """By which the ceiling grows with each further failure."""
 
     max_payload_bytes: Annotated[int, Field(ge=1024)] = MIB
+    """One input, output, checkpoint or error detail."""
     max_inline_bytes: Annotated[int, Field(ge=0, le=64 * 1024)] = 16 * 1024
+    """One artifact or effect result that travels inside a message."""
     max_frame_bytes: Annotated[int, Field(ge=MIB)] = 4 * MIB
-    event_window: Annotated[int, Field(ge=16, le=100_000)] = 5000  # unacknowledged events per session
+    """One gRPC message; at least two payloads and 1 MiB."""
+    event_window: Annotated[int, Field(ge=16, le=100_000)] = 5000
+    """Events that a session may have sent and not acknowledged."""
     max_blob_bytes: Annotated[int, Field(ge=1)] = 100 * 1024 * MIB
-    upload_expires_s: Positive = (
-        24 * 3600.0
-    )  # from its creation; what is stored of an unfinished one goes then
+    """One artifact in the blob store."""
+    upload_expires_s: Positive = 24 * 3600.0
+    """From an upload's creation; what is stored of an unfinished one goes then."""
     max_sessions: Annotated[int, Field(ge=1)] = 1000
-    commit_batch: Annotated[int, Field(ge=1, le=5000)] = 1000  # events in one transaction at most
-    lease_batch: Annotated[int, Field(ge=1, le=1000)] = 500  # steps leased in one statement at most
+    """Executors connected to this scheduler at one time."""
+    commit_batch: Annotated[int, Field(ge=1, le=5000)] = 1000
+    """Events in one transaction at most."""
+    lease_batch: Annotated[int, Field(ge=1, le=1000)] = 500
+    """Steps leased in one statement at most."""
 
     call_connections: Annotated[int, Field(ge=1, le=100)] = 6
-    engine_connections: Annotated[int, Field(ge=3, le=20)] = 5  # commit, lease, heartbeat, sweep, listen
+    """Database connections for API calls."""
+    engine_connections: Annotated[int, Field(ge=3, le=20)] = 5
+    """Database connections for leasing, commits, heartbeats and sweeps, which calls never take."""
     statement_timeout_s: Positive = 20.0
+    """Longest time of one statement, kept by the database."""
     lock_timeout_s: Positive = 5.0
+    """Longest wait for one lock, kept by the database."""
     acquire_timeout_s: Positive = 5.0
+    """Longest wait for a connection."""
 
-    history_partitions_ahead: Annotated[int, Field(ge=1, le=30)] = 3  # days
+    history_partitions_ahead: Annotated[int, Field(ge=1, le=30)] = 3
+    """Days for which partitions of history are made ahead."""
 
     log_format: Literal["json", "console"] = "json"
+    """How lines on stderr look."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is logged."""
     reflection: bool = True
+    """Serve gRPC reflection, so that grpcurl and the like need no files."""
     uvloop: bool = False
+    """Use uvloop; needs the extra `speed`."""
 
     @property
     def reclaim_settle_s(self) -> float:
