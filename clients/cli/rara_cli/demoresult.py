@@ -54,13 +54,20 @@ class Outcome:
         ]
 
     def _users(self, artifact: common_pb2.Artifact, names: dict[str, str]) -> Iterable[str]:
+        """Of this run: the same bytes may have been used by other runs too."""
         seen = set()
         for edge in self.edges:
-            user = names.get(edge.step_run_id, "another run")
-            if edge.artifact.sha256 == artifact.digest.sha256 and not edge.produced and user not in seen:
-                seen.add(user)
-                alias = edge.artifact_name
-                yield user if alias in ("", artifact.name) else f"{user} as {alias}"
+            user = names.get(edge.step_run_id)
+            if (
+                edge.artifact.sha256 != artifact.digest.sha256
+                or edge.produced
+                or user is None
+                or user in seen
+            ):
+                continue
+            seen.add(user)
+            alias = edge.artifact_name
+            yield user if alias in ("", artifact.name) else f"{user} as {alias}"
 
     def to_json(self) -> Json:
         return {

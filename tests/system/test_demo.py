@@ -1,0 +1,178 @@
+"""`rara dev demo` as a newcomer runs it: a process, an empty folder, an exit code, a result."""
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+from support.command_line import Ended, rara_process
+from support.text_folders import write_library_heads
+
+DEMO_S = 120.0
+CRASH_S = 240.0
+
+
+async def finish(process: asyncio.subprocess.Process, within_s: float) -> Ended:
+    """Wait for the demo's end; it is killed when that takes too long."""
+    try:
+        async with asyncio.timeout(within_s):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode(), out)
+
+
+async def demo(tmp_path: Path, *arguments: str, within_s: float = DEMO_S) -> tuple[Ended, Any]:
+    """How it ended, and its result; temporary folders are made in `tmp_path/tmp`."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir(exist_ok=True)
+    result = tmp_path / "demo-result.json"
+    process = await rara_process(
+        "dev", "demo", "--result", str(result), *arguments, env={"TMPDIR": str(temporary)}
+    )
+    ended = await finish(process, within_s)
+    return ended, json.loads(result.read_bytes()) if result.exists() else None
+
+
+@pytest_asyncio.fixture(scope="module")
+async def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Any, Path]:
+    """A demo without options: how it ended, its result, and the folder that it was given."""
+    folder = tmp_path_factory.mktemp("demo")
+    ended, result = await demo(folder)
+    return ended, result, folder
+
+
+async def test_the_demo_goes_from_an_empty_folder_to_figures_artifacts_and_lineage(
+    plain: tuple[Ended, Any, Path],
+) -> None:
+    ended, result, _ = plain
+    assert (ended.code, ended.err) == (0, "")
+    assert result["run"]["state"] == "succeeded"
+    assert result["faults"] == []
+    steps = [step["step_run"] for step in result["steps"]]
+    assert [(step["step_name"], step["state"], step["attempt"]) for step in steps] == [
+        (name, "succeeded", 1) for name in ("collect", "clean", "index", "evaluate", "adapt")
+    ]
+    tokens = [step["attempts"][0]["lease"]["lease_token"] for step in result["steps"]]
+    assert [int(token) for token in tokens] == sorted({int(token) for token in tokens})
+    figures = result["figures"]
+    assert figures["queries"] == steps[0]["output"]["documents"]
+    assert 0.3 < figures["recall_at_1"] < figures["mrr"] < figures["recall_at_10"] < 0.99
+    assert f"recall@1 {figures['recall_at_1']:.3f}" in ended.out
+    assert f"mean reciprocal rank {figures['mrr']:.3f}" in ended.out
+    assert [
+        (artifact["name"], artifact["step_name"], artifact["used_by"]) for artifact in result["artifacts"]
+    ] == [
+        ("corpus", "collect", ["clean"]),
+        ("documents", "clean", ["index", "adapt"]),
+        ("index", "index", ["evaluate"]),
+        ("metrics", "evaluate", ["adapt as baseline"]),
+        ("report", "evaluate", []),
+        ("model", "adapt", []),
+        ("report", "adapt", []),
+    ]
+    for artifact in result["artifacts"]:
+        assert artifact["digest"]["sha256"][:12] in ended.out
+
+
+async def test_what_the_demo_prints_into_a_pipe_is_plain_and_short(plain: tuple[Ended, Any, Path]) -> None:
+    ended, _, _ = plain
+    assert "\x1b" not in ended.out
+    assert "\r" not in ended.out
+    assert 20 < len(ended.lines) < 60
+    assert max(len(line) for line in ended.lines) <= 120
+
+
+async def test_a_successful_demo_leaves_only_its_result(plain: tuple[Ended, Any, Path]) -> None:
+    _, _, folder = plain
+    assert list((folder / "tmp").iterdir()) == []
+    assert sorted(path.name for path in folder.iterdir()) == ["demo-result.json", "tmp"]
+
+
+async def test_a_named_folder_is_kept_and_serves_the_next_demo_too(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    runs = set()
+    for _ in range(2):
+        ended, result = await demo(tmp_path, "--dir", str(folder))
+        assert ended.code == 0
+        assert result["run"]["definition_version"] == 1
+        runs.add(result["run"]["workflow_run_id"])
+    assert len(runs) == 2
+    assert {"postgres", "blobs", "logs"} <= {path.name for path in folder.iterdir()}
+
+
+async def test_the_demo_reads_a_folder_of_a_thousand_files(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    expected = write_library_heads(folder, 1_200)
+    ended, result = await demo(tmp_path, "--corpus", str(folder))
+    assert ended.code == 0
+    assert result["figures"]["queries"] == expected > 1_000
+    assert result["run"]["input"]["corpus"] == str(folder)
+
+
+async def test_a_demo_without_texts_fails_with_the_reason_and_keeps_its_logs(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    ended, result = await demo(tmp_path, "--corpus", str(folder))
+    assert ended.code == 10
+    assert f"Not as it should be: the run failed: CORPUS_EMPTY no document in {folder}" in ended.out
+    assert "Traceback" not in ended.out + ended.err
+    assert result["figures"] == {}
+    (kept,) = (tmp_path / "tmp").iterdir()
+    assert {"scheduler.log", "executor.log"} <= {path.name for path in (kept / "logs").iterdir()}
+    assert f"data and logs are kept in {kept}" in ended.out
+
+
+async def test_ctrl_c_ends_the_demo_and_all_its_parts(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    process = await rara_process(
+        "dev", "demo", "--dir", str(folder), "--result", str(tmp_path / "result.json")
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        while b"starting the executor" not in await process.stdout.readline():
+            pass
+    parts = psutil.Process(process.pid).children(recursive=True)
+    assert len(parts) >= 2
+    process.send_signal(signal.SIGINT)
+    ended = await finish(process, 60)
+    assert ended.code == 130
+    assert ended.err == "rara: INTERRUPTED: interrupted\n"
+    async with asyncio.timeout(20):
+        for part in parts:
+            while part.is_running() and part.status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.05)
+
+
+async def test_the_crash_demo_recovers_from_both_kills_with_one_result_a_step(tmp_path: Path) -> None:
+    ended, result = await demo(tmp_path, "--crash", within_s=CRASH_S)
+    assert (ended.code, ended.err, result["faults"]) == (0, "", []), ended.out
+    executor, scheduler = result["crash"]["crashes"]
+    assert (executor["victim"], executor["step_name"]) == ("executor", "evaluate")
+    assert (executor["attempt_at_kill"], executor["attempt_after"]) == (1, 2)
+    # A lease of 6 s, a sweep each second, half a second of backoff, and what a busy machine adds.
+    assert executor["process_back_after_s"] < executor["step_moving_again_after_s"] < 20
+    assert (scheduler["victim"], scheduler["step_name"]) == ("scheduler", "adapt")
+    assert (scheduler["attempt_at_kill"], scheduler["attempt_after"]) == (1, 1)
+    assert scheduler["step_moving_again_after_s"] < 20
+    attempts = {step["step_run"]["step_name"]: step["attempts"] for step in result["steps"]}
+    assert {name: [attempt["reason"] for attempt in made] for name, made in attempts.items()} == {
+        "collect": [""],
+        "clean": [""],
+        "index": [""],
+        "evaluate": ["LEASE_EXPIRED", ""],
+        "adapt": [""],
+    }
+    assert result["crash"]["effects"]["done"] == {
+        "open-evaluation": 1,
+        "open-experiment": 1,
+        "publish-settings": 1,
+    }
+    assert "Recovery, with a lease of 6 s" in ended.out
