@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from rara_executor.app import Executor
 from support.running_executor import running, until
-from support.scripted_scheduler import ScriptedScheduler, Session, job
+from support.scripted_scheduler import ScriptedScheduler, Session, blob_artifact, job
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -175,10 +175,7 @@ async def test_an_unknown_kind_or_version_is_rejected_and_runs_nothing(
         job(first, "no.such"), job(second, "demo.echo", version="9.9.9"), job(neighbour, "demo.echo")
     )
     for rejected in (first, second):
-        frame = await session.frame(
-            "rejections", lambda frame, rejected=rejected: _rejects(frame, rejected) is not None
-        )
-        rejection = _rejects(frame, rejected)
+        rejection = await _rejection(scheduler, session, rejected)
         assert rejection.code == "UNSUPPORTED_KIND"
         assert rejection.lease.step_run_id == f"step-{rejected}"
         assert "demo.echo 1.0.0" in rejection.message
@@ -195,14 +192,17 @@ async def test_a_kind_at_its_own_limit_is_rejected_for_want_of_capacity(
     session.send_jobs(
         job(first, "demo.one_at_a_time", input=given), job(second, "demo.one_at_a_time", input=given)
     )
-    frame = await session.frame("rejections", lambda frame: _rejects(frame, second) is not None)
-    assert _rejects(frame, second).code == "NO_CAPACITY"
+    assert (await _rejection(scheduler, session, second)).code == "NO_CAPACITY"
     (tmp_path / "go").touch()
     await scheduler.event(first, "succeeded")
 
 
-def _rejects(frame: Any, token: int) -> Any:
-    return next((one for one in frame.rejections if one.lease.lease_token == token), None)
+async def _rejection(scheduler: ScriptedScheduler, session: Session, token: int) -> Any:
+    def find() -> Any:
+        rejections = [one for frame in session.of("rejections") for one in frame.rejections]
+        return next((one for one in rejections if one.lease.lease_token == token), None)
+
+    return await scheduler.until(find, f"rejection of {token}")
 
 
 async def test_input_that_does_not_fit_the_schema_never_reaches_the_handler(
@@ -450,13 +450,12 @@ async def test_an_effect_over_its_limit_fails_the_attempt(
 async def test_attempt_and_progress_timeouts_and_deadline_stop_the_handler(
     scheduler: ScriptedScheduler, session: Session, kind: str
 ) -> None:
-    limits = {
-        "ATTEMPT_TIMEOUT": {"attempt_timeout_s": 0.3},
-        "PROGRESS_TIMEOUT": {"progress_timeout_s": 0.3},
-        "DEADLINE_EXCEEDED": {"time_remaining_s": 0.3},
-    }
-    tokens = {reason: _tokens() for reason in limits}
-    session.send_jobs(*(job(tokens[reason], kind, input={}, **limit) for reason, limit in limits.items()))
+    tokens = {reason: _tokens() for reason in ("ATTEMPT_TIMEOUT", "PROGRESS_TIMEOUT", "DEADLINE_EXCEEDED")}
+    session.send_jobs(
+        job(tokens["ATTEMPT_TIMEOUT"], kind, input={}, attempt_timeout_s=0.3),
+        job(tokens["PROGRESS_TIMEOUT"], kind, input={}, progress_timeout_s=0.3),
+        job(tokens["DEADLINE_EXCEEDED"], kind, input={}, time_remaining_s=0.3),
+    )
     for reason, token in tokens.items():
         assert (await scheduler.event(token, "cancelled")).cancelled.reason == reason
 
@@ -464,12 +463,12 @@ async def test_attempt_and_progress_timeouts_and_deadline_stop_the_handler(
 async def test_scratch_folders_are_removed_when_a_job_is_acknowledged(
     scheduler: ScriptedScheduler, session: Session, executor: Executor, token: int
 ) -> None:
-    await run(scheduler, session, token, "demo.artifacts_blocking", artifacts=(_inline("corpus", b"abc"),))
+    await run(
+        scheduler,
+        session,
+        token,
+        "demo.artifacts_blocking",
+        artifacts=(blob_artifact("corpus", b"abc", inline=True),),
+    )
     folder = executor._settings.executor_dir / "jobs" / executor.executor_id / str(token)
     await until(lambda: not folder.exists())
-
-
-def _inline(name: str, data: bytes) -> Any:
-    from support.scripted_scheduler import blob_artifact
-
-    return blob_artifact(name, data, inline=True)

@@ -59,8 +59,8 @@ class _AsyncRunner(asyncio.Protocol):
         self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a socket gives nothing else
-        self._transport = transport
+        # Not isinstance: uvloop's transports are of no such class.
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         # Without its supervisor nobody renews the leases: no handler, nor what it started, may go on.

@@ -23,6 +23,11 @@ class ProcessExit:
     out_of_memory: bool
     peak_memory_bytes: int | None
 
+    def describe(self) -> str:
+        if self.out_of_memory:
+            return "killed for want of memory"
+        return f"signal {self.signal}" if self.signal is not None else f"exit code {self.exit_code}"
+
 
 class ChildProcess:
     """A process in a session and process group of its own.

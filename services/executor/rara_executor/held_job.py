@@ -53,7 +53,6 @@ class HeldJob:
     stop: Stop | None = None
     outcome: Outcome | None = None  # what the handler said, while its runner still has to end
     checkpoint: common_pb2.Payload | None = None  # the newest reported
-    running_sequence: int = 0
     refused_sequence: int = 0  # of the event that a terminal one has to replace
     refusals: int = 0
     kill_timer: asyncio.TimerHandle | None = None
@@ -68,6 +67,17 @@ class HeldJob:
     @property
     def token(self) -> int:
         return self.request.lease.lease_token
+
+    @property
+    def names(self) -> dict[str, object]:
+        """What every log line about the job says."""
+        return {
+            "step_run_id": self.lease.step_run_id,
+            "workflow_run_id": self.request.workflow_run_id,
+            "attempt": self.lease.attempt,
+            "lease_token": self.token,
+            "kind": self.request.kind,
+        }
 
     @property
     def has_ended(self) -> bool:

@@ -17,8 +17,6 @@ PROGRESS_DELAY_S = 0.010
 # Unsent progress of one job beyond which a newer one is merged into the last.
 MAX_UNSENT_PROGRESS = 8
 
-_TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
-
 
 class _State(Enum):
     QUEUED = auto()
@@ -38,10 +36,6 @@ class Entry:
     queued_at: float
     state: _State = _State.QUEUED
     first_sent_at: float | None = None
-
-    @property
-    def is_terminal(self) -> bool:
-        return self.kind in _TERMINAL
 
     @property
     def sequence(self) -> int:
@@ -207,6 +201,11 @@ class Outbox:
             lane.unsent_progress = 0
         for entry in sorted(queued, key=lambda entry: entry.order):
             self._enqueue(entry)
+
+    def holds(self, token: int) -> bool:
+        """Whether anything of the lease is not known to be stored."""
+        lane = self._lanes.get(token)
+        return lane is not None and bool(lane.entries)
 
     def is_empty(self) -> bool:
         return all(not lane.entries for lane in self._lanes.values())

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, cast
 
 from rara_executor.child_process import ChildProcess, ProcessExit
 from rara_executor.runner_protocol import (
@@ -147,8 +147,8 @@ class Runner(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - a socket gives nothing else
-        self._transport = transport
+        # Not isinstance: uvloop's transports are of no such class.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -34,7 +34,8 @@ class PoolLimits:
 class PoolEvents(Protocol):
     """Who hears what becomes of jobs in runners."""
 
-    def on_placed(self, token: int, runner: Runner) -> None: ...
+    def on_placed(self, token: int, runner: Runner) -> float:
+        """The job goes to the runner now. When its lease is over, on the lease clock."""
 
     def on_runner_message(self, runner: Runner, message: FromRunner) -> None: ...
 
@@ -144,8 +145,9 @@ class RunnerPool:
                 self._spawn_for(len(waiting), is_async=is_async)
                 return
             start = waiting.popleft()
+            over_at = self._events.on_placed(start.lease_token, runner)
+            self._warden.watch_if_free(runner.pid, over_at)
             runner.start_job(start)
-            self._events.on_placed(start.lease_token, runner)
 
     def _best(self, is_async: bool) -> Runner | None:
         """The least loaded runner with room; one that may have to be killed for another job comes last."""
@@ -231,15 +233,8 @@ class RunnerPool:
         self._warden.forget(runner.pid)
         self.runners.discard(runner)
         if runner in self._roles:
-            self._not_started(runner, f"the runner ended while it started ({describe(end)})", end)
+            self._not_started(runner, f"the runner ended while it started ({end.describe()})", end)
         else:
             self._events.on_runner_exit(runner, end)
         if not self._stopping:
             self._place(runner.is_async)
-
-
-def describe(end: ProcessExit) -> str:
-    """How a process ended, for people."""
-    if end.out_of_memory:
-        return "killed for want of memory"
-    return f"signal {end.signal}" if end.signal is not None else f"exit code {end.exit_code}"

@@ -13,14 +13,16 @@ from rara_executor.artifact_files import remove_folder
 from rara_executor.artifacts import ArtifactStore, JobArtifacts
 from rara_executor.child_process import ProcessExit
 from rara_executor.codes import Code
+from rara_executor.endings import last_event
 from rara_executor.errors import JobFailure
 from rara_executor.heartbeat import Renewal
 from rara_executor.held_job import HeldJob, Outcome, Phase, Stop, StopKind
+from rara_executor.job_timers import JobTimers
 from rara_executor.lease_clock import LeaseClock, lease_now
 from rara_executor.outbox import Entry, Outbox
 from rara_executor.redaction import Redactor
 from rara_executor.runner import Runner
-from rara_executor.runner_pool import RunnerPool, describe
+from rara_executor.runner_pool import RunnerPool
 from rara_executor.runner_protocol import (
     Failed,
     FromRunner,
@@ -36,6 +38,7 @@ from rara_executor.runner_protocol import (
     Succeeded,
 )
 from rara_executor.session import Session
+from rara_executor.slots import NotTaken, Slots
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +84,7 @@ class Supervisor:
     ) -> None:
         self.jobs: dict[int, HeldJob] = {}
         self.changed = asyncio.Event()  # for whoever waits for the table to become something
-        self.draining = False
+        self.slots = Slots(limits.slots)
         self.welcomed = asyncio.Event()
         self.drain_requested: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self.session: Session | None = None
@@ -95,17 +98,14 @@ class Supervisor:
         self._events = wire.EventFactory(
             redactor, executor_id=identity.executor_id, executor_name=identity.executor_name
         )
-        self._operations: dict[tuple[str, str], OperationInfo] = {}
+        self._timers = JobTimers(self._on_timeout, self._on_grace_over)
         self._capabilities: list[dispatch_pb2.Capability] = []
-        self._active: dict[str, int] = {}  # jobs that have not ended, by kind
-        self._occupied = 0  # slots
-        self._received = 0  # jobs of this session
         self._max_payload_bytes = 1 << 20
         self._loop = asyncio.get_running_loop()
 
     def offer(self, operations: list[OperationInfo], capabilities: list[dispatch_pb2.Capability]) -> None:
         """What the runners can run."""
-        self._operations = {(operation.kind, operation.version): operation for operation in operations}
+        self.slots.offer(operations)
         self._capabilities = capabilities
 
     @property
@@ -130,7 +130,7 @@ class Supervisor:
     def on_welcome(self, session: Session, welcome: dispatch_pb2.Welcome) -> None:
         self.session = session
         self.welcomed.set()
-        self._received = 0
+        self.slots.new_session()
         limits = welcome.terms.limits
         self._outbox.event_window = limits.event_window or self._outbox.event_window
         self._max_payload_bytes = limits.max_payload_bytes or self._max_payload_bytes
@@ -144,14 +144,13 @@ class Supervisor:
         self.on_acks(welcome.acks)
         for cancel in welcome.cancels:
             self._cancel(cancel)
-        if self.draining:
+        if self.slots.draining:
             session.drain(None)
         self._after_change()
 
     def on_jobs(self, jobs: dispatch_pb2.JobBatch) -> None:
         for request in jobs.jobs:
             if request.lease.lease_token not in self.jobs:  # a repeat changes nothing
-                self._received += 1
                 self._take(request)
         self._after_change()
 
@@ -159,6 +158,9 @@ class Supervisor:
         for ack in acks.acks:
             for entry in self._outbox.acknowledge(ack.lease_token, ack.sequence, ack.missing):
                 self._on_stored(entry)
+            job = self.jobs.get(ack.lease_token)
+            if job is not None and job.has_ended and not self._outbox.holds(ack.lease_token):
+                self._forget(job)
         for refusal in acks.refusals:
             self._on_refused(refusal)
         self._after_change()
@@ -194,7 +196,7 @@ class Supervisor:
 
     def drain(self, finish_within_s: float | None) -> None:
         """Ask for no more jobs and refuse those that still come."""
-        self.draining = True
+        self.slots.draining = True
         if self.session is not None:
             self.session.drain(finish_within_s)
 
@@ -224,7 +226,7 @@ class Supervisor:
             job.runner.ask_to_stop(job.token, stop.reason)
         elif stop.kind is StopKind.LOST:
             job.stop = stop
-        self._kill_within(job, grace_s)
+        self._timers.kill_within(job, grace_s)
 
     def fence(self, job: HeldJob, now: float) -> None:
         """The lease is no longer certain: nothing may run under it."""
@@ -232,7 +234,7 @@ class Supervisor:
             self._withdraw(job)
             job.phase = Phase.ACCEPTED  # goes on when it is renewed
         elif job.phase is Phase.RUNNING and job.runner is not None:
-            log.warning("job.fenced", **self._names(job))
+            log.warning("job.fenced", **job.names)
             message = f"no heartbeat was renewed for {now - job.clock.since:.1f} s"
             grace_s = min(job.clock.lease_s / 12, max(0.0, job.clock.over_at - now) / 2)
             self.stop(job, Stop(StopKind.FAIL, Code.LEASE_EXPIRED, message), grace_s)
@@ -240,19 +242,14 @@ class Supervisor:
 
     # What the runners say.
 
-    def on_placed(self, token: int, runner: Runner) -> None:
+    def on_placed(self, token: int, runner: Runner) -> float:
         job = self.jobs[token]
         job.runner = runner
         job.phase = Phase.RUNNING
-        job.progressed_at = self._loop.time()
-        job.running_sequence = self._emit(self._events.running(job.lease, runner.runner_id))
-        attempt_timeout_s = wire.seconds(job.request, "attempt_timeout")
-        if attempt_timeout_s is not None:
-            self._arm(job, attempt_timeout_s, Code.ATTEMPT_TIMEOUT)
-        progress_timeout_s = wire.seconds(job.request, "progress_timeout")
-        if progress_timeout_s is not None:
-            job.timers.append(self._loop.call_later(progress_timeout_s, self._check_progress, token))
-        log.debug("job.started", **self._names(job), runner_id=runner.runner_id)
+        self._emit(self._events.running(job.lease, runner.runner_id))
+        self._timers.started(job)
+        log.debug("job.started", **job.names, runner_id=runner.runner_id)
+        return job.clock.over_at
 
     def on_runner_message(self, runner: Runner, message: FromRunner) -> None:
         if isinstance(message, Ready):
@@ -282,7 +279,7 @@ class Supervisor:
         names: dict[str, object] = {}
         if len(runner.jobs) == 1:
             job = self.jobs.get(next(iter(runner.jobs)))
-            names = {} if job is None else self._names(job)
+            names = {} if job is None else job.names
         log.info("runner.line", stream=stream, line=text, runner_id=runner.runner_id, pid=runner.pid, **names)
 
     def on_runner_exit(self, runner: Runner, end: ProcessExit) -> None:
@@ -291,7 +288,7 @@ class Supervisor:
                 "runner.ended",
                 runner_id=runner.runner_id,
                 pid=runner.pid,
-                how=describe(end),
+                how=end.describe(),
                 jobs=len(runner.jobs),
             )
         for token in list(runner.jobs):
@@ -310,34 +307,21 @@ class Supervisor:
     # A job's way.
 
     def _take(self, request: job_pb2.JobRequest) -> None:
-        operation = self._operations.get((request.kind, request.kind_version))
-        if self.draining:
-            self._reject(request.lease, Code.EXECUTOR_SHUTDOWN, "the executor drains")
-            return
-        if operation is None:
-            known = ", ".join(sorted(f"{kind} {version}" for kind, version in self._operations))
-            message = f"{request.kind} {request.kind_version} is not offered here; there are: {known}"
-            self._reject(request.lease, Code.UNSUPPORTED_KIND, message)
-            return
-        full = operation.max_concurrency and self._active.get(request.kind, 0) >= operation.max_concurrency
-        if full or self._occupied >= self._limits.slots:
-            self._reject(request.lease, Code.NO_CAPACITY, "no slot is free")
+        taken = self.slots.take(request.kind, request.kind_version)
+        if isinstance(taken, NotTaken):
+            self._reject(request.lease, taken.code, taken.message)
             return
         scratch = self._limits.scratch / str(request.lease.lease_token)
         job = HeldJob(
             request=request,
-            operation=operation,
+            operation=taken,
             scratch=scratch,
             clock=LeaseClock(wire.seconds(request, "lease_duration") or DEFAULT_LEASE_S),
             artifacts=JobArtifacts(self._store, request, scratch),
             received_at=self._loop.time(),
         )
         self.jobs[job.token] = job
-        self._occupied += 1
-        self._active[request.kind] = self._active.get(request.kind, 0) + 1
-        time_remaining_s = wire.seconds(request, "time_remaining")
-        if time_remaining_s is not None:
-            self._arm(job, time_remaining_s, Code.DEADLINE_EXCEEDED)
+        self._timers.received(job)
         self._emit(self._events.accepted(job.lease))
 
     def _on_stored(self, entry: Entry) -> None:
@@ -352,8 +336,6 @@ class Supervisor:
             request = job.effects.pop(entry.sequence, None)
             if request is not None and job.runner is not None:
                 job.runner.send(Reply(job.token, request, "", "", ""))
-        elif entry.is_terminal:
-            self._forget(job)
 
     def _begin_if_certain(self, job: HeldJob) -> None:
         if job.phase is not Phase.ACCEPTED or lease_now() >= job.clock.fence_at:
@@ -382,22 +364,17 @@ class Supervisor:
 
     def _submit(self, job: HeldJob, secrets: dict[str, str]) -> None:
         assert self.pool is not None  # noqa: S101 - set before the first session
-        remaining_s = wire.seconds(job.request, "time_remaining")
-        if remaining_s is not None:
-            remaining_s -= self._loop.time() - job.received_at
-        attempt_timeout_s = wire.seconds(job.request, "attempt_timeout")
-        limits = [limit for limit in (remaining_s, attempt_timeout_s) if limit is not None]
         start = wire.start_message(
             job.request,
             secrets=secrets,
             scratch=str(job.scratch),
             max_payload_bytes=self._max_payload_bytes,
-            time_left_s=min(limits) if limits else None,
+            time_left_s=self._timers.left_s(job),
         )
         self.pool.submit(start, is_async=job.operation.is_async)
 
     def _on_progress(self, job: HeldJob, message: Progress) -> None:
-        job.progressed_at = self._loop.time()
+        self._timers.progressed(job)
         event = self._events.progress(job.lease, message)
         if message.checkpoint is not None:
             job.checkpoint = event.progress.checkpoint
@@ -409,7 +386,7 @@ class Supervisor:
             # anybody say that it has stopped.
             job.outcome = outcome
             runner.leave()
-            self._kill_within(job, min(1.0, self._limits.grace_s))
+            self._timers.kill_within(job, min(1.0, self._limits.grace_s))
             return
         self._leave_runner(runner, job.token)
         self._conclude(job, outcome, None)
@@ -426,48 +403,18 @@ class Supervisor:
         if stop is not None and stop.kind is StopKind.LOST:
             self._forget(job)
             return
-        event = self._last_event(job, outcome, end)
+        event = last_event(self._events, job, outcome, end, lease_now())
         self._tell(job, event)
         if job.refused_sequence:
             self._outbox.replace(event, job.refused_sequence)
         else:
             self._emit(event)
 
-    def _last_event(
-        self, job: HeldJob, outcome: Outcome | None, end: ProcessExit | None
-    ) -> job_pb2.ProgressEvent:
-        stop = job.stop
-        if stop is not None and job.refused_sequence:
-            return self._events.failed(
-                job.lease, wire.failed_by_executor(job.lease, stop.reason, stop.message), end
-            )
-        if isinstance(outcome, Succeeded):  # what is done is done, also if it was asked to stop
-            return self._events.succeeded(
-                job.lease, outcome.output, job.artifacts.manifest, list(job.artifacts.consumed.values())
-            )
-        if stop is not None and stop.kind is StopKind.FAIL:
-            failed = wire.failed_by_executor(job.lease, stop.reason, stop.message)
-            return self._events.failed(job.lease, failed, end)
-        if stop is not None:
-            return self._events.cancelled(job.lease, stop.reason, job.checkpoint, end)
-        if isinstance(outcome, Failed):
-            return self._events.failed(job.lease, outcome, end)
-        if isinstance(outcome, Stopped):
-            failed = wire.failed_by_executor(job.lease, Code.HANDLER_FAILED, "the handler cancelled itself")
-            return self._events.failed(job.lease, failed, end)
-        if end is None or (job.runner is not None and job.runner.killed_for is not None):
-            # A neighbour in the same process had to be killed: this one has done nothing wrong.
-            return self._events.cancelled(job.lease, Code.EXECUTOR_SHUTDOWN, job.checkpoint, end)
-        failed = wire.failed_by_executor(
-            job.lease, wire.crash_code(end), f"the runner ended: {describe(end)}"
-        )
-        return self._events.failed(job.lease, failed, end)
-
     def _on_refused(self, refusal: dispatch_pb2.EventRefusal) -> None:
         job = self.jobs.get(refusal.lease_token)
         if job is None:
             return
-        log.warning("event.refused", **self._names(job), code=refusal.code, sequence=refusal.sequence)
+        log.warning("event.refused", **job.names, code=refusal.code, sequence=refusal.sequence)
         if refusal.code == Code.LEASE_LOST:
             self._lose(refusal.lease_token)
             return
@@ -475,7 +422,7 @@ class Supervisor:
             return
         job.refusals += 1
         if job.refusals > MAX_REFUSALS:
-            log.error("job.given_up", **self._names(job), code=refusal.code, message=refusal.message)
+            log.error("job.given_up", **job.names, code=refusal.code, message=refusal.message)
             self._lose(refusal.lease_token)
         elif refusal.code == Code.BLOBS_MISSING:
             self._run_for(job, self._upload_again(job, refusal))
@@ -507,7 +454,7 @@ class Supervisor:
         if self.session is not None:
             self.session.receipt(job.token)
         if job.stop is None and not job.has_ended:
-            log.info("job.cancel_requested", **self._names(job), reason=cancel.reason)
+            log.info("job.cancel_requested", **job.names, reason=cancel.reason)
             grace_s = cancel.grace.ToNanoseconds() / 1e9 if cancel.HasField("grace") else self._limits.grace_s
             self.stop(job, Stop(StopKind.CANCEL, cancel.reason or Code.CANCELLED), grace_s)
 
@@ -516,7 +463,7 @@ class Supervisor:
         job = self.jobs.get(token)
         if job is None:
             return
-        log.warning("job.lost", **self._names(job))
+        log.warning("job.lost", **job.names)
         self._outbox.drop(token)
         if job.has_ended:
             self._forget(job)
@@ -556,15 +503,14 @@ class Supervisor:
 
     def _leave_slot(self, job: HeldJob) -> None:
         if not job.has_ended:
-            self._occupied -= 1
-            self._active[job.request.kind] -= 1
+            self.slots.leave(job.request.kind)
 
     def _after_change(self) -> None:
         self.changed.set()
         if self.session is None:
             return
-        if not self.draining and self._outbox.held_bytes < MAX_HELD_BYTES:
-            self.session.set_credit(self._received + max(0, self._limits.slots - self._occupied))
+        if self._outbox.held_bytes < MAX_HELD_BYTES:
+            self.session.set_credit(self.slots.credit())
         self.session.wake()
 
     def _held(self, job: HeldJob) -> dispatch_pb2.HeldJob:
@@ -573,39 +519,14 @@ class Supervisor:
             lease=job.lease, last_sequence=last, acked_sequence=acked, finished=job.has_ended
         )
 
-    def _arm(self, job: HeldJob, delay_s: float, reason: Code) -> None:
-        job.timers.append(self._loop.call_later(delay_s, self._time_out, job.token, reason))
+    def _on_timeout(self, job: HeldJob, reason: Code) -> None:
+        log.info("job.timed_out", **job.names, reason=str(reason))
+        self.stop(job, Stop(StopKind.CANCEL, reason), self._limits.grace_s)
+        self._after_change()
 
-    def _time_out(self, token: int, reason: Code) -> None:
-        job = self.jobs.get(token)
-        if job is not None:
-            log.info("job.timed_out", **self._names(job), reason=str(reason))
-            self.stop(job, Stop(StopKind.CANCEL, reason), self._limits.grace_s)
-            self._after_change()
-
-    def _check_progress(self, token: int) -> None:
-        job = self.jobs.get(token)
-        if job is None or job.has_ended:
-            return
-        left_s = job.progressed_at + (wire.seconds(job.request, "progress_timeout") or 0) - self._loop.time()
-        if left_s <= 0:
-            self._time_out(token, Code.PROGRESS_TIMEOUT)
-        else:
-            job.timers.append(self._loop.call_later(left_s, self._check_progress, token))
-
-    def _kill_within(self, job: HeldJob, grace_s: float) -> None:
-        at = self._loop.time() + grace_s
-        if job.kill_timer is not None:
-            if job.kill_timer.when() <= at:
-                return
-            job.kill_timer.cancel()
-        job.kill_timer = self._loop.call_at(at, self._kill, job)
-
-    def _kill(self, job: HeldJob) -> None:
+    def _on_grace_over(self, job: HeldJob) -> None:
         if job.runner is not None and not job.has_ended:
-            log.warning(
-                "runner.killed", **self._names(job), runner_id=job.runner.runner_id, pid=job.runner.pid
-            )
+            log.warning("runner.killed", **job.names, runner_id=job.runner.runner_id, pid=job.runner.pid)
             job.runner.kill(job.token)
 
     def _run_for(self, job: HeldJob, work: Coroutine[None, None, None]) -> None:
@@ -633,24 +554,12 @@ class Supervisor:
     def _log_line(self, job: HeldJob, line: LogLine) -> None:
         values = {f"handler_{key}": self._redactor.text(value) for key, value in line.values.items()}
         method = getattr(log, line.level if line.level in ("debug", "info", "warning", "error") else "info")
-        method("handler.said", said=self._redactor.text(line.event), **values, **self._names(job))
+        method("handler.said", said=self._redactor.text(line.event), **values, **job.names)
 
     def _tell(self, job: HeldJob, event: job_pb2.ProgressEvent) -> None:
         if event.HasField("succeeded"):
-            log.debug("job.succeeded", **self._names(job))
+            log.debug("job.succeeded", **job.names)
         elif event.HasField("failed"):
-            log.warning(
-                "job.failed", **self._names(job), code=event.failed.code, message=event.failed.message
-            )
+            log.warning("job.failed", **job.names, code=event.failed.code, message=event.failed.message)
         else:
-            log.info("job.cancelled", **self._names(job), reason=event.cancelled.reason)
-
-    @staticmethod
-    def _names(job: HeldJob) -> dict[str, object]:
-        return {
-            "step_run_id": job.lease.step_run_id,
-            "workflow_run_id": job.request.workflow_run_id,
-            "attempt": job.lease.attempt,
-            "lease_token": job.token,
-            "kind": job.request.kind,
-        }
+            log.info("job.cancelled", **job.names, reason=event.cancelled.reason)

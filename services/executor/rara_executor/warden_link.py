@@ -39,6 +39,11 @@ class Warden:
             self._deadlines[group] = deadline
             self._tell(group, deadline)
 
+    def watch_if_free(self, group: int, deadline: float) -> None:
+        """Give a deadline to a group that has none: its first job must not wait for the next look at all."""
+        if self._deadlines.get(group, 0.0) is None:
+            self.watch(group, deadline)
+
     def forget(self, group: int) -> None:
         """The group has ended."""
         if group in self._deadlines:

@@ -6,7 +6,6 @@ from rara.v1 import common_pb2, job_pb2
 
 from rara_executor import text
 from rara_executor.child_process import ProcessExit
-from rara_executor.codes import Code
 from rara_executor.redaction import Redactor
 from rara_executor.runner_protocol import Failed, Progress, RecordEffect, StartJob
 from rara_executor.runner_protocol import InputInfo as Input
@@ -149,10 +148,6 @@ def seconds(request: job_pb2.JobRequest, field: str) -> float | None:
         return None
     value: float = getattr(request, field).ToNanoseconds() / 1e9
     return value
-
-
-def crash_code(end: ProcessExit) -> Code:
-    return Code.OUT_OF_MEMORY if end.out_of_memory else Code.RUNNER_CRASHED
 
 
 def _exit(end: ProcessExit) -> job_pb2.RunnerExit:
