@@ -15,8 +15,10 @@ from rara_scheduler.watch_hub import ChangeHub, Subscription
 
 POLL_S: Final = 1.0  # for changes that other schedulers commit
 ALIVE_S: Final = 15.0
-# Between two looks at a busy run: what changes in between is sent as one.
+# Looks at a busy run: one per PACE_S in the long run, so that what changes in between is sent as one; the first
+# BURST_LOOKS after a quiet time at once, so that a short run is told without delay.
 PACE_S: Final = 0.1
+BURST_LOOKS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,9 @@ class Watching:
             else:
                 await follower.take_up()
             last_sent_s = self._now_s()
+            pace = _Pace(self._now_s)
             while True:
-                looked_s = self._now_s()
+                pace.look()
                 mark = await self._watch.run_mark(workflow_run_id)
                 async for update in follower.changes(mark):
                     last_sent_s = self._now_s()
@@ -126,7 +129,7 @@ class Watching:
                 if self._now_s() - last_sent_s >= self._alive_s:
                     last_sent_s = self._now_s()
                     yield RunUpdate(follower.revision, Alive())
-                await self._next_look(bell, looked_s)
+                await self._next_look(bell, pace)
 
     async def step(self, step_run_id: str, attempt: int, after_sequence: int) -> AsyncIterator[StepUpdate]:
         """The stored events of one attempt (0: the newest) behind a sequence number, in order, then live ones.
@@ -146,8 +149,9 @@ class Watching:
             watched = attempt or max(step.attempt, 1)  # before the first lease: the first attempt to come
             seen: tuple[object, ...] | None = None
             last_sent_s = self._now_s()
+            pace = _Pace(self._now_s)
             while True:
-                looked_s = self._now_s()
+                pace.look()
                 # First the standing, then the events: what ended the attempt was stored with its standing.
                 mark = await self._watch.attempt_mark(step_run_id, watched)
                 step = (await self._watch.steps([step_run_id]))[0]
@@ -171,14 +175,37 @@ class Watching:
                 if self._now_s() - last_sent_s >= self._alive_s:
                     last_sent_s = self._now_s()
                     yield Alive()
-                await self._next_look(bell, looked_s)
+                await self._next_look(bell, pace)
 
-    async def _next_look(self, bell: Subscription, looked_s: float) -> None:
+    async def _next_look(self, bell: Subscription, pace: "_Pace") -> None:
         """Wait for a change or the poll; a burst of changes becomes one look."""
         await bell.wait(self._poll_s)
-        early_s = looked_s + PACE_S - self._now_s()
+        early_s = pace.early_s()
         if early_s > 0:
             await bell.pause(early_s)
+
+
+class _Pace:
+    """A token bucket of looks. now_s: a monotonic clock."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._looks = float(BURST_LOOKS)
+        self._at = now_s()
+
+    def look(self) -> None:
+        self._refill()
+        self._looks -= 1
+
+    def early_s(self) -> float:
+        """Seconds until the next look is due; 0 or less: now."""
+        self._refill()
+        return (1 - self._looks) * PACE_S
+
+    def _refill(self) -> None:
+        now = self._now_s()
+        self._looks = min(float(BURST_LOOKS), self._looks + (now - self._at) / PACE_S)
+        self._at = now
 
 
 class _RunFollower:
