@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -103,19 +103,58 @@ class Committer:
 
     def _gather(self) -> tuple[list[LeaseReports], dict[int, str], list[Submission]]:
         taken: list[Submission] = []
-        by_token: dict[int, list[Submission]] = {}
-        while self._queue and len(taken) < self._batch:
+        by_token: dict[int, _Gathered] = {}
+        deferred: list[Submission] = []
+        while self._queue and len(taken) + len(deferred) < self._batch:
             submission = self._queue.popleft()
-            taken.append(submission)
-            by_token.setdefault(submission.lease_token, []).append(submission)
+            gathered = by_token.setdefault(submission.lease_token, _Gathered(submission))
+            if gathered.take(submission):
+                taken.append(submission)
+            else:
+                deferred.append(submission)
+        self._queue.extendleft(reversed(deferred))
         batch = []
         reporters = {}
-        for token, submissions in by_token.items():
-            first = submissions[0]
-            executor_id = next((s.executor_id for s in submissions if s.executor_id is not None), None)
-            # A session reports only about its own leases; another's token is answered as lost.
-            items = tuple(s.item for s in submissions if s.executor_id in (None, executor_id))
-            if executor_id is not None and any(isinstance(item, Report) for item in items):
-                reporters[token] = executor_id
-            batch.append(LeaseReports(first.step_run_id, first.workflow_run_id, token, executor_id, items))
+        for token, gathered in by_token.items():
+            if gathered.executor_id is not None and any(isinstance(i, Report) for i in gathered.items):
+                reporters[token] = gathered.executor_id
+            batch.append(
+                LeaseReports(
+                    gathered.first.step_run_id,
+                    gathered.first.workflow_run_id,
+                    token,
+                    gathered.executor_id,
+                    tuple(gathered.items),
+                )
+            )
         return batch, reporters, taken
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What one reporter, and the scheduler itself, say about one token in one batch.
+
+    Anybody may name any token: somebody else's submission waits for a batch of its own, where it is answered as
+    lost, and neither takes the owner's along nor is mixed with them.
+    """
+
+    first: Submission
+    executor_id: str | None = None
+    items: list[Item] = field(default_factory=list)
+    full: bool = False
+
+    def take(self, submission: Submission) -> bool:
+        """False: it belongs to a later batch, and so does all that follows under this token."""
+        of_same_step = (submission.step_run_id, submission.workflow_run_id) == (
+            self.first.step_run_id,
+            self.first.workflow_run_id,
+        )
+        of_another = None not in (submission.executor_id, self.executor_id) and (
+            submission.executor_id != self.executor_id
+        )
+        if self.full or not of_same_step or of_another:
+            self.full = True
+            return False
+        self.executor_id = self.executor_id or submission.executor_id
+        self.items.append(submission.item)
+        return True
