@@ -17,6 +17,7 @@ MESSAGE_BYTES = 16 * 1024
 PROGRESS_BYTES = 4 * 1024
 STACK_BYTES = 64 * 1024
 EFFECT_BYTES = 16 * 1024
+_REASON_BYTES = 128
 KEPT_BYTES = 4 * 1024  # larger payloads are left out of history; they live in result, checkpoint and artifact
 _MAX_ARTIFACTS = 1000
 _MAX_METRICS = 256
@@ -91,7 +92,7 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
             if stopped.HasField("checkpoint"):
                 kept = _checked(stopped.checkpoint, "cancelled.checkpoint", limits)
                 _lean(stopped.checkpoint)
-            reason = stopped.reason
+            reason = stopped.reason = clean_text(stopped.reason, _REASON_BYTES)
             return Report(
                 sequence, EventType.CANCELLED, event.SerializeToString(), reason=reason, checkpoint=kept
             )
