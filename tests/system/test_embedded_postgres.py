@@ -26,8 +26,10 @@ from rara_scheduler.embedded import (
     FolderInUse,
     Source,
     StartFailed,
+    account,
     all_binaries,
     find_binaries,
+    shim,
 )
 from rara_scheduler.embedded import binaries as finder
 from rara_scheduler.embedded.account import copy_binaries
@@ -40,7 +42,9 @@ as_root = pytest.mark.skipif(not IS_ROOT, reason="only root changes to another a
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from rara_scheduler.embedded import EmbeddedPostgres
+from rara_scheduler.embedded import EmbeddedPostgres, account
+
+account.KERNEL_SIGNALS = sys.argv[3] == "kernel"
 
 async def main():
     async with EmbeddedPostgres(Path(sys.argv[1]), binaries=Path(sys.argv[2])) as server:
@@ -66,24 +70,34 @@ def new_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def made_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("made")
+def made_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    parent = tmp_path_factory.mktemp("made")
+    yield parent
+    shutil.rmtree(parent)
 
 
 @pytest_asyncio.fixture
-async def folder(new_folder: Path, made_folders: Path, binaries: Binaries) -> Path:
-    """A state folder that a server has used before: a copy, since making one takes longer than most tests."""
+async def used_folder(made_folders: Path, binaries: Binaries) -> Path:
+    """A state folder that a server has used before, for tests that leave it as they find it."""
     made = made_folders / binaries.version
     if not made.exists():
         async with EmbeddedPostgres(made, binaries=binaries.bin):
             pass
-    copying = await asyncio.create_subprocess_exec("cp", "-a", str(made), str(new_folder))
+    return made
+
+
+@pytest_asyncio.fixture
+async def folder(new_folder: Path, used_folder: Path) -> Path:
+    """A copy of a used state folder: quicker than a new one."""
+    copying = await asyncio.create_subprocess_exec("cp", "-a", str(used_folder), str(new_folder))
     assert await copying.wait() == 0
     return new_folder
 
 
 @asynccontextmanager
-async def an_owner(folder: Path, binaries: Binaries) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+async def an_owner(
+    folder: Path, binaries: Binaries, tells_of_its_end: str = "kernel"
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     """Another process that owns a server, and the server's process id. Both are gone at the end."""
     owner = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -91,6 +105,7 @@ async def an_owner(folder: Path, binaries: Binaries) -> AsyncIterator[tuple[asyn
         OWNER,
         str(folder),
         str(binaries.bin),
+        tells_of_its_end,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -178,8 +193,8 @@ async def test_a_restart_finds_rows_and_address_again(folder: Path, binaries: Bi
     await server.stop()
 
 
-async def test_starting_and_stopping_twice_is_harmless(folder: Path, binaries: Binaries) -> None:
-    server = EmbeddedPostgres(folder, binaries=binaries.bin)
+async def test_starting_and_stopping_twice_is_harmless(used_folder: Path, binaries: Binaries) -> None:
+    server = EmbeddedPostgres(used_folder, binaries=binaries.bin)
     await server.stop()
     await server.start()
     pid = server.pid
@@ -193,19 +208,19 @@ async def test_starting_and_stopping_twice_is_harmless(folder: Path, binaries: B
 
 
 async def test_the_owner_s_environment_does_not_reach_the_server(
-    folder: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+    used_folder: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"PGPORT": "7", "PGDATA": "/nowhere", "PGOPTIONS": "-c work_mem=77MB"}.items():
         monkeypatch.setenv(name, value)
-    async with EmbeddedPostgres(folder, binaries=binaries.bin) as server:
+    async with EmbeddedPostgres(used_folder, binaries=binaries.bin) as server:
         assert server.pid is not None
         assert [name for name in psutil.Process(server.pid).environ() if name.startswith("PG")] == []
         assert await fetch(server, "show port") == [("5432",)]
 
 
-async def test_settings_pass_over_the_defaults(folder: Path, binaries: Binaries) -> None:
+async def test_settings_pass_over_the_defaults(used_folder: Path, binaries: Binaries) -> None:
     settings = {"work_mem": "5MB", "jit": "on"}
-    async with EmbeddedPostgres(folder, binaries=binaries.bin, settings=settings) as server:
+    async with EmbeddedPostgres(used_folder, binaries=binaries.bin, settings=settings) as server:
         assert await fetch(server, "select current_setting('work_mem'), current_setting('jit')") == [
             ("5MB", "on")
         ]
@@ -219,40 +234,63 @@ def test_what_keeps_the_server_private_cannot_be_changed(new_folder: Path) -> No
 # ---------------------------------------------------------------- one owner
 
 
-async def test_a_second_owner_in_this_process_is_refused(folder: Path, binaries: Binaries) -> None:
-    async with EmbeddedPostgres(folder, binaries=binaries.bin) as first:
+async def test_a_second_owner_in_this_process_is_refused(used_folder: Path, binaries: Binaries) -> None:
+    async with EmbeddedPostgres(used_folder, binaries=binaries.bin) as first:
         with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}: two owners cannot share it"):
-            await EmbeddedPostgres(folder, binaries=binaries.bin).start()
+            await EmbeddedPostgres(used_folder, binaries=binaries.bin).start()
         assert await fetch(first, "select 1") == [(1,)]
 
 
-async def test_a_second_owner_in_another_process_is_refused(folder: Path, binaries: Binaries) -> None:
-    async with an_owner(folder, binaries) as (owner, server):
+async def test_a_second_owner_in_another_process_is_refused(used_folder: Path, binaries: Binaries) -> None:
+    async with an_owner(used_folder, binaries) as (owner, server):
         with pytest.raises(FolderInUse, match=f"in use by process {owner.pid}"):
-            await EmbeddedPostgres(folder, binaries=binaries.bin).start()
+            await EmbeddedPostgres(used_folder, binaries=binaries.bin).start()
         assert psutil.pid_exists(server)
 
 
-async def test_the_server_ends_with_an_owner_that_is_killed(folder: Path, binaries: Binaries) -> None:
-    async with an_owner(folder, binaries) as (owner, server):
+@pytest.mark.parametrize("tells_of_its_end", ["kernel", "watcher"])
+async def test_the_server_ends_with_an_owner_that_is_killed(
+    used_folder: Path, binaries: Binaries, tells_of_its_end: str
+) -> None:
+    async with an_owner(used_folder, binaries, tells_of_its_end) as (owner, server):
         started = asyncio.get_running_loop().time()
         owner.kill()
         await gone(server)
         assert asyncio.get_running_loop().time() - started < 5
-    assert "received fast shutdown request" in (folder / "postgres.log").read_text()
+    assert "received fast shutdown request" in (used_folder / "postgres.log").read_text()
 
 
-async def test_a_new_owner_waits_for_the_server_of_a_killed_one(folder: Path, binaries: Binaries) -> None:
-    async with an_owner(folder, binaries) as (owner, server):
+async def test_a_server_that_is_stopped_leaves_no_watcher(
+    used_folder: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account, "KERNEL_SIGNALS", False)
+    async with EmbeddedPostgres(used_folder, binaries=binaries.bin) as server:
+        assert server.pid is not None
+        watchers = [
+            process.pid
+            for process in psutil.process_iter(["cmdline"])
+            if shim.__file__ in (process.info["cmdline"] or ())
+        ]
+        assert len(watchers) == 1
+        children = {process.name() for process in psutil.Process(server.pid).children()}
+        assert children == {"postgres"}
+        assert await fetch(server, "select 1") == [(1,)]
+    await gone(watchers[0])
+
+
+async def test_a_new_owner_waits_for_the_server_of_a_killed_one(
+    used_folder: Path, binaries: Binaries
+) -> None:
+    async with an_owner(used_folder, binaries) as (owner, server):
         owner.kill()
         await owner.wait()
-        async with EmbeddedPostgres(folder, binaries=binaries.bin) as second:
+        async with EmbeddedPostgres(used_folder, binaries=binaries.bin) as second:
             assert second.pid != server
             assert await fetch(second, "select 1") == [(1,)]
 
 
-async def test_ctrl_c_in_the_terminal_is_left_to_the_owner(folder: Path, binaries: Binaries) -> None:
-    async with EmbeddedPostgres(folder, binaries=binaries.bin) as server:
+async def test_ctrl_c_in_the_terminal_is_left_to_the_owner(used_folder: Path, binaries: Binaries) -> None:
+    async with EmbeddedPostgres(used_folder, binaries=binaries.bin) as server:
         assert server.pid is not None
         assert os.getpgid(server.pid) != os.getpgid(0)
 
@@ -316,8 +354,8 @@ async def test_a_stale_number_that_now_belongs_to_another_program_is_no_server(
     await server.wait()
     await server.stop()
     # The same account as the server's: PostgreSQL only worries about processes that it may signal.
-    account = (folder / "data").stat()
-    changed = {"user": account.st_uid, "group": account.st_gid, "extra_groups": []} if IS_ROOT else {}
+    owner = (folder / "data").stat()
+    changed = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if IS_ROOT else {}
     other = subprocess.Popen(["/bin/sleep", "60"], cwd="/", **changed)  # type: ignore[call-overload]
     try:
         if remains == "zombie":
@@ -345,21 +383,10 @@ async def test_an_empty_pid_file_does_not_keep_the_server_down(folder: Path, bin
         assert await fetch(server, "select 1") == [(1,)]
 
 
-async def test_a_data_directory_that_was_never_finished_is_begun_again(
-    new_folder: Path, binaries: Binaries
-) -> None:
-    (new_folder / "data.new" / "base").mkdir(parents=True)
-    (new_folder / "data.new" / "PG_VERSION").write_text(f"{binaries.major}\n")
-
-    async with EmbeddedPostgres(new_folder, binaries=binaries.bin) as server:
-        assert await fetch(server, "select 1") == [(1,)]
-    assert not (new_folder / "data.new").exists()
-
-
 async def test_a_start_that_fails_shows_the_log_and_gives_the_folder_up(
-    folder: Path, binaries: Binaries
+    used_folder: Path, binaries: Binaries
 ) -> None:
-    broken = EmbeddedPostgres(folder, binaries=binaries.bin, settings={"shared_buffers": "many"})
+    broken = EmbeddedPostgres(used_folder, binaries=binaries.bin, settings={"shared_buffers": "many"})
     with pytest.raises(
         StartFailed, match=r'(?s)ended with code 1.*invalid value for parameter "shared_buffers"'
     ) as failed:
@@ -367,44 +394,51 @@ async def test_a_start_that_fails_shows_the_log_and_gives_the_folder_up(
     assert failed.value.code == "POSTGRES_START_FAILED"
     assert broken.pid is None
 
-    async with EmbeddedPostgres(folder, binaries=binaries.bin) as server:
+    async with EmbeddedPostgres(used_folder, binaries=binaries.bin) as server:
         assert await fetch(server, "select 1") == [(1,)]
 
 
-async def test_a_start_that_takes_too_long_leaves_no_server(new_folder: Path, binaries: Binaries) -> None:
+async def test_a_start_that_takes_too_long_leaves_no_server(used_folder: Path, binaries: Binaries) -> None:
     before = children()
-    slow = EmbeddedPostgres(new_folder, binaries=binaries.bin, start_timeout_s=0.1)
-    with pytest.raises(StartFailed, match=r"did not answer within 0\.1 s"):
+    slow = EmbeddedPostgres(used_folder, binaries=binaries.bin, start_timeout_s=0.01)
+    with pytest.raises(StartFailed, match=r"did not answer within 0\.01 s"):
         await slow.start()
     assert children() == before
 
-    async with EmbeddedPostgres(new_folder, binaries=binaries.bin) as server:
+    async with EmbeddedPostgres(used_folder, binaries=binaries.bin) as server:
         assert await fetch(server, "select 1") == [(1,)]
 
 
-async def test_a_start_that_is_cancelled_leaves_no_server(new_folder: Path, binaries: Binaries) -> None:
+async def test_a_folder_whose_making_was_cut_short_is_begun_again(
+    new_folder: Path, binaries: Binaries
+) -> None:
     before = children()
     server = EmbeddedPostgres(new_folder, binaries=binaries.bin)
     starting = asyncio.create_task(server.start())
     async with asyncio.timeout(30):
-        while not (new_folder / "data").exists():
-            await asyncio.sleep(0.01)
+        while not (new_folder / "data.new" / "PG_VERSION").exists():
+            await asyncio.sleep(0.005)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert server.pid is None
     assert children() == before
+    assert not (new_folder / "data").exists()
+
     async with server:
         assert await fetch(server, "select 1") == [(1,)]
+    assert not (new_folder / "data.new").exists()
 
 
 # ---------------------------------------------------------------- the socket's path
 
 
 async def test_a_folder_with_a_long_path_gets_a_short_private_socket(
-    new_folder: Path, binaries: Binaries
+    folder: Path, binaries: Binaries
 ) -> None:
-    deep = new_folder.parent.joinpath(*["a-long-folder-name" for _ in range(8)])
+    deep = folder.parent.joinpath(*["a-long-folder-name" for _ in range(8)])
+    deep.parent.mkdir(parents=True)
+    folder.rename(deep)
     server = EmbeddedPostgres(deep, binaries=binaries.bin)
     async with server:
         assert await fetch(server, "select 1") == [(1,)]
@@ -438,37 +472,37 @@ async def test_a_trap_in_the_shared_temporary_folder_is_refused(new_folder: Path
 
 
 @as_root
-async def test_root_hands_the_server_to_an_account_and_changes_no_other_folder(binaries: Binaries) -> None:
-    parent = Path(tempfile.mkdtemp(prefix="rara-test-"))  # 0700: the account cannot pass
-    try:
-        before = rights(parent)
-        async with EmbeddedPostgres(parent / "state", binaries=binaries.bin) as server:
-            assert server.pid is not None
-            process = psutil.Process(server.pid)
-            nobody = pwd.getpwnam("nobody")
-            assert tuple(process.uids()) == (nobody.pw_uid,) * 3
-            assert tuple(process.gids()) == (nobody.pw_gid,) * 3
-            groups = Path(f"/proc/{server.pid}/status").read_text().partition("Groups:")[2].partition("\n")[0]
-            assert groups.split() == []
-            assert await fetch(server, "select 1") == [(1,)]
-        assert rights(parent) == before
-    finally:
-        shutil.rmtree(parent)
+async def test_root_hands_the_server_to_an_account_and_changes_no_other_folder(
+    folder: Path, binaries: Binaries
+) -> None:
+    parent = folder.parent
+    parent.chmod(0o700)  # so that the account cannot pass
+    before = rights(parent)
+    async with EmbeddedPostgres(folder, binaries=binaries.bin) as server:
+        assert server.pid is not None
+        process = psutil.Process(server.pid)
+        nobody = pwd.getpwnam("nobody")
+        assert tuple(process.uids()) == (nobody.pw_uid,) * 3
+        assert tuple(process.gids()) == (nobody.pw_gid,) * 3
+        groups = Path(f"/proc/{server.pid}/status").read_text().partition("Groups:")[2].partition("\n")[0]
+        assert groups.split() == []
+        assert await fetch(server, "select 1") == [(1,)]
+    assert rights(parent) == before
 
 
 @as_root
 async def test_root_can_name_the_account(
     folder: Path, binaries: Binaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account = pwd.getpwnam("daemon")
+    daemon = pwd.getpwnam("daemon")
     async with EmbeddedPostgres(folder, binaries=binaries.bin, user="daemon") as server:
         assert server.pid is not None
-        assert psutil.Process(server.pid).uids().effective == account.pw_uid
+        assert psutil.Process(server.pid).uids().effective == daemon.pw_uid
         await fetch(server, "create table kept as select 7 as number")
     # Without a name the owner of the data goes on; with another one the data is handed over.
     async with EmbeddedPostgres(folder, binaries=binaries.bin) as server:
         assert server.pid is not None
-        assert psutil.Process(server.pid).uids().effective == account.pw_uid
+        assert psutil.Process(server.pid).uids().effective == daemon.pw_uid
     monkeypatch.setenv("RARA_POSTGRES_USER", "nobody")
     async with EmbeddedPostgres(folder, binaries=binaries.bin) as server:
         assert server.pid is not None

@@ -18,6 +18,7 @@ from rara_scheduler.embedded.errors import AccountUnusable
 SETTING = "RARA_POSTGRES_USER"
 FALLBACKS = ("nobody", "postgres")
 CHECK_TIMEOUT_S = 10.0
+KERNEL_SIGNALS = sys.platform == "linux"  # a child can ask to be told of its parent's end
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,18 @@ def choose_account(user: str | None, data: Path) -> Account | None:
     )
 
 
-def command(program: list[str], account: Account | None, death_signal: int) -> list[str]:
-    """The command line that becomes `program` as that account and is sent the signal when this process ends."""
+def command(
+    program: list[str], account: Account | None, death_signal: int, lifeline: int | None = None
+) -> list[str]:
+    """The command line that becomes `program` as that account and is sent the signal when this process ends.
+
+    lifeline: the reading end of a pipe that tells so, where the kernel does not.
+    """
     uid, gid = (account.uid, account.gid) if account else (-1, -1)
-    owner = [str(number) for number in (uid, gid, os.getpid(), death_signal)]
-    return [sys.executable, "-I", "-S", shim.__file__, *owner, *program]
+    if lifeline is None and not KERNEL_SIGNALS:
+        death_signal = 0
+    numbers = (uid, gid, os.getpid(), death_signal, -1 if lifeline is None else lifeline)
+    return [sys.executable, "-I", "-S", shim.__file__, *map(str, numbers), *program]
 
 
 async def reaches(account: Account, program: Path) -> bool:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import asyncpg
 
+from rara_scheduler.embedded import account as accounts
 from rara_scheduler.embedded import stale
 from rara_scheduler.embedded.account import Account, choose_account, command, copy_binaries, reaches
 from rara_scheduler.embedded.binaries import Binaries, find_binaries
@@ -30,6 +31,7 @@ CONNECT_TIMEOUT_S = 5.0
 RETRY_S = 0.3
 KILL_TIMEOUT_S = 10.0  # how long an immediate shutdown may take before SIGKILL
 LOG_TAIL_BYTES = 4000
+WAL_SEGMENT_MB = 1  # PostgreSQL's own 16 makes two thirds of what a new folder takes, in space and in time
 
 # What the last server's remains can make a new one say, until they have gone.
 _TRANSIENT = ("shared memory block", "already exists")
@@ -41,6 +43,8 @@ _DEFAULTS = {
     "log_timezone": "UTC",
     "jit": "off",  # costs more than it gives on short statements
     "log_checkpoints": "off",
+    "min_wal_size": "32MB",  # in bytes what PostgreSQL's own defaults are in segments, or a little less
+    "max_wal_size": "1GB",
     "fsync": "on",
 }
 
@@ -77,6 +81,7 @@ class EmbeddedPostgres:
         self._stop_timeout_s = stop_timeout_s
         self._binaries: Binaries | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._lifeline: int | None = None  # our end of a pipe, see shim.py
         self._turn = asyncio.Lock()  # start and stop exclude each other
 
     @property
@@ -166,6 +171,7 @@ class EmbeddedPostgres:
             if process.returncode is None:
                 raise EmbeddedPostgresError(f"PostgreSQL, process {process.pid}, does not end")
             self._process = None
+        self._cut_lifeline()
         self._folder.release()
 
     async def _start(self) -> None:
@@ -226,6 +232,7 @@ class EmbeddedPostgres:
         with self._shown_to(account, folder.new_data) as (shown, descriptors):
             arguments = [str(binaries.initdb), "-D", shown[0], "-U", ROLE, "--encoding=UTF8", "--no-locale"]
             arguments += ["--auth-local=trust", "--auth-host=reject", "--data-checksums", "--no-instructions"]
+            arguments += [f"--wal-segsize={WAL_SEGMENT_MB}"]
             if self._settings["fsync"] == "off":
                 arguments.append("--no-sync")
             process = await self._child(command(arguments, account, signal.SIGKILL), descriptors, {})
@@ -269,7 +276,20 @@ class EmbeddedPostgres:
                 arguments += ["-c", f"{name}={value}"]
             environment = {"PG_GRANDPARENT_PID": str(disregard)} if disregard else {}
             # SIGINT is PostgreSQL's fast shutdown
-            return await self._child(command(arguments, account, signal.SIGINT), descriptors, environment)
+            if accounts.KERNEL_SIGNALS:
+                return await self._child(command(arguments, account, signal.SIGINT), descriptors, environment)
+            self._cut_lifeline()
+            watched, self._lifeline = os.pipe()
+            try:
+                program = command(arguments, account, signal.SIGINT, watched)
+                return await self._child(program, (*descriptors, watched), environment)
+            finally:
+                os.close(watched)
+
+    def _cut_lifeline(self) -> None:
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
     async def _child(
         self, arguments: list[str], descriptors: tuple[int, ...], environment: Mapping[str, str]
