@@ -429,7 +429,8 @@ async def test_data_that_the_database_refuses_fails_its_own_job_alone(world: Sto
     grants = await world.lease()
     await world.raw.execute(
         """create function poison() returns trigger language plpgsql as $$
-           begin if new.body = 'poison'::bytea then raise exception 'no' using errcode = '22000'; end if; return new; end $$;
+           begin if new.body = 'poison'::bytea then raise exception 'no' using errcode = '22000'; end if;
+           return new; end $$;
            create trigger poison before insert on rara.step_event for each row execute function poison()"""
     )
     batch = []

@@ -118,9 +118,16 @@ class Process:
         except TimeoutError:
             raise AssertionError(f"{self.name} still runs after {timeout_s:g} s\n{self.report()}") from None
 
+    async def output(self, timeout_s: float = EXIT_S) -> list[str]:
+        """All lines of standard output, when it has ended by itself. For a process that leaves no children."""
+        await self.wait(timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await self._reader
+        return self.lines
+
     async def _exit(self) -> int:
         # Not Process.wait(): that waits for the end of standard output too, which a surviving child holds open.
-        while (code := self._process.returncode) is None:  # noqa: ASYNC110 - nothing tells
+        while (code := self._process.returncode) is None:
             await asyncio.sleep(_LOOK_S)
         return code
 

@@ -38,7 +38,7 @@ async def test_a_frozen_process_and_its_children_are_gone_at_the_end(tmp_path: P
         child = int((await process.expect_line(r"child (\d+)")).group(1))
         process.freeze()
         async with asyncio.timeout(5):
-            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - nothing tells
+            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
                 await asyncio.sleep(0.01)
         assert not _is_gone(child)
     assert _is_gone(process.pid)
@@ -56,5 +56,6 @@ async def test_the_caller_s_settings_do_not_leak_in(tmp_path: Path, monkeypatch:
     async with Processes(tmp_path) as processes:
         process = await processes.python("env", "import os; print('got', os.environ.get('RARA_LEASE_S'))")
         assert (await process.expect_line("got (.*)")).group(1) == "None"
-        assert await process.wait() == 0
+        assert await process.output() == ["got None"]
+        assert process.returncode == 0
     assert os.environ["RARA_LEASE_S"] == "1"
