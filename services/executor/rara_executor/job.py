@@ -4,59 +4,20 @@ import asyncio
 import inspect
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rara_executor import payload, text
-from rara_executor.artifact_files import (
-    Derivation,
-    InputArtifact,
-    OutputArtifact,
-    OutputFile,
-    check_metadata,
-    keep_bytes,
-    keep_file,
-)
 from rara_executor.codes import Code
-from rara_executor.errors import JobFailure, PayloadTooLarge
-from rara_executor.runner_protocol import (
-    FromRunner,
-    LogLine,
-    OpenArtifact,
-    Progress,
-    PutArtifact,
-    RecordEffect,
-    Reply,
-    Request,
-    StartJob,
-)
+from rara_executor.errors import JobFailure
+from rara_executor.job_artifacts import Artifacts, BlockingArtifacts
+from rara_executor.ports import AsyncPort, BlockingPort, check
+from rara_executor.runner_protocol import FromRunner, LogLine, Progress, RecordEffect, StartJob
+
+MAX_METRICS = 256
 
 R = TypeVar("R")
-
-
-class AsyncPort(Protocol):
-    """The way from an async handler to whoever runs it."""
-
-    async def send(self, message: FromRunner) -> None: ...
-
-    async def request(self, message: Request) -> Reply: ...
-
-    def post(self, message: FromRunner) -> None: ...
-
-    def next_request(self) -> int: ...
-
-
-class BlockingPort(Protocol):
-    """The same for a blocking handler."""
-
-    def send(self, message: FromRunner) -> None: ...
-
-    def request(self, message: Request) -> Reply: ...
-
-    def post(self, message: FromRunner) -> None: ...
-
-    def next_request(self) -> int: ...
 
 
 class JobLog:
@@ -170,13 +131,6 @@ class JobView:
         self._effects[effect.name] = effect.result.decode()
         return payload.decode(effect.result)
 
-    def _input(self, name: str) -> InputArtifact:
-        for info in self._start.inputs:
-            if info.name == name:
-                return InputArtifact.unopened(info)
-        known = ", ".join(sorted(info.name for info in self._start.inputs)) or "none"
-        raise JobFailure(Code.ARTIFACT_MISSING, f"no input artifact {name!r}; there are: {known}")
-
 
 class Job(JobView):
     """One attempt, for an `async def` handler."""
@@ -185,7 +139,7 @@ class Job(JobView):
         super().__init__(start, port.post)
         self._port = port
         self._once: dict[str, asyncio.Lock] = {}
-        self.artifacts = Artifacts(self, port)
+        self.artifacts = Artifacts(start, port)
 
     async def progress(
         self,
@@ -210,7 +164,7 @@ class Job(JobView):
             outcome = fn()
             result = await outcome if inspect.isawaitable(outcome) else outcome
             effect = self._effect(name, result, self._port.next_request())
-            _raise(await self._port.request(effect))
+            check(await self._port.request(effect))
             stored: R = self._remember(effect)
             return stored
 
@@ -221,7 +175,7 @@ class BlockingJob(JobView):
     def __init__(self, start: StartJob, port: BlockingPort) -> None:
         super().__init__(start, port.post)
         self._port = port
-        self.artifacts = BlockingArtifacts(self, port)
+        self.artifacts = BlockingArtifacts(start, port)
 
     def progress(
         self,
@@ -240,198 +194,9 @@ class BlockingJob(JobView):
             recorded: R = value
             return recorded
         effect = self._effect(name, fn(), self._port.next_request())
-        _raise(self._port.request(effect))
+        check(self._port.request(effect))
         stored: R = self._remember(effect)
         return stored
-
-
-class ArtifactsView:
-    """The artifacts of one job: named inputs, and the outputs so far."""
-
-    def __init__(self, job: JobView) -> None:
-        self._job = job
-        self._opened: dict[str, InputArtifact] = {}
-        self._put: dict[str, OutputArtifact] = {}
-
-    def names(self) -> list[str]:
-        """The names of the input artifacts."""
-        return sorted(info.name for info in self._job._start.inputs)  # noqa: SLF001 - two halves of one object
-
-    def _target(self, name: str) -> Path:
-        if not name or name in self._put:
-            raise ValueError(f"artifact name {name!r} is empty or was used before")
-        self._put[name] = OutputArtifact(name, "", 0)  # taken, also while another put is under way
-        return self._job.scratch / f"out-{len(self._put)}"
-
-    def _message(
-        self,
-        file: OutputFile,
-        name: str,
-        request: int,
-        media_type: str,
-        type_: str,
-        metadata: object,
-        derived_from: Sequence[Derivation],
-    ) -> PutArtifact:
-        return PutArtifact(
-            lease_token=self._job.lease_token,
-            request=request,
-            name=text.valid(name),
-            path=str(file.path),
-            sha256=file.sha256,
-            size_bytes=file.size_bytes,
-            media_type=text.valid(media_type),
-            type=text.valid(type_),
-            metadata=check_metadata(name, metadata),
-            derived_from=[self._source(source) for source in derived_from],
-        )
-
-    def _source(self, source: Derivation) -> tuple[str, int]:
-        if isinstance(source, str):
-            source = self._job._input(source)  # noqa: SLF001 - two halves of one object
-        return source.digest, source.size_bytes
-
-    def _stored(self, name: str, message: PutArtifact) -> OutputArtifact:
-        self._put[name] = OutputArtifact(name, message.sha256, message.size_bytes)
-        return self._put[name]
-
-
-class Artifacts(ArtifactsView):
-    """Artifacts for an `async def` handler."""
-
-    def __init__(self, job: Job, port: AsyncPort) -> None:
-        super().__init__(job)
-        self._port = port
-
-    async def open(self, name: str) -> InputArtifact:
-        """Fetch an input artifact, verified by digest and size."""
-        if name not in self._opened:
-            artifact = self._job._input(name)  # noqa: SLF001 - two halves of one object
-            message = OpenArtifact(self._job.lease_token, self._port.next_request(), name)
-            reply = await self._port.request(message)
-            _raise(reply)
-            self._opened[name] = artifact.at(Path(reply.path))
-        return self._opened[name]
-
-    async def put_file(
-        self,
-        name: str,
-        path: str | Path,
-        type: str = "blob",  # noqa: A002 - the contract's name
-        media_type: str = "application/octet-stream",
-        metadata: object = None,
-        derived_from: Sequence[Derivation] = (),
-    ) -> OutputArtifact:
-        """Store a copy of the file as an output. derived_from: which inputs it was made from; empty: all."""
-        target = self._target(name)
-        return await self._keep(
-            name, lambda: keep_file(Path(path), target), media_type, type, metadata, derived_from
-        )
-
-    async def put_bytes(
-        self,
-        name: str,
-        data: bytes,
-        type: str = "blob",  # noqa: A002 - the contract's name
-        media_type: str = "application/octet-stream",
-        metadata: object = None,
-        derived_from: Sequence[Derivation] = (),
-    ) -> OutputArtifact:
-        """Store bytes as an output."""
-        target = self._target(name)
-        return await self._keep(
-            name, lambda: keep_bytes(data, target), media_type, type, metadata, derived_from
-        )
-
-    async def _keep(
-        self,
-        name: str,
-        keep: Callable[[], OutputFile],
-        media_type: str,
-        type_: str,
-        metadata: object,
-        derived_from: Sequence[Derivation],
-    ) -> OutputArtifact:
-        try:
-            check_metadata(name, metadata)
-            file = await asyncio.to_thread(keep)
-            request = self._port.next_request()
-            message = self._message(file, name, request, media_type, type_, metadata, derived_from)
-            _raise(await self._port.request(message))
-        except BaseException:
-            del self._put[name]  # it was not stored: the name is free again
-            raise
-        return self._stored(name, message)
-
-
-class BlockingArtifacts(ArtifactsView):
-    """Artifacts for a plain `def` handler."""
-
-    def __init__(self, job: BlockingJob, port: BlockingPort) -> None:
-        super().__init__(job)
-        self._port = port
-
-    def open(self, name: str) -> InputArtifact:
-        """Fetch an input artifact, verified by digest and size."""
-        if name not in self._opened:
-            artifact = self._job._input(name)  # noqa: SLF001 - two halves of one object
-            reply = self._port.request(OpenArtifact(self._job.lease_token, self._port.next_request(), name))
-            _raise(reply)
-            self._opened[name] = artifact.at(Path(reply.path))
-        return self._opened[name]
-
-    def put_file(
-        self,
-        name: str,
-        path: str | Path,
-        type: str = "blob",  # noqa: A002 - the contract's name
-        media_type: str = "application/octet-stream",
-        metadata: object = None,
-        derived_from: Sequence[Derivation] = (),
-    ) -> OutputArtifact:
-        """Store a copy of the file as an output. derived_from: which inputs it was made from; empty: all."""
-        target = self._target(name)
-        return self._keep(
-            name, lambda: keep_file(Path(path), target), media_type, type, metadata, derived_from
-        )
-
-    def put_bytes(
-        self,
-        name: str,
-        data: bytes,
-        type: str = "blob",  # noqa: A002 - the contract's name
-        media_type: str = "application/octet-stream",
-        metadata: object = None,
-        derived_from: Sequence[Derivation] = (),
-    ) -> OutputArtifact:
-        """Store bytes as an output."""
-        target = self._target(name)
-        return self._keep(name, lambda: keep_bytes(data, target), media_type, type, metadata, derived_from)
-
-    def _keep(
-        self,
-        name: str,
-        keep: Callable[[], OutputFile],
-        media_type: str,
-        type_: str,
-        metadata: object,
-        derived_from: Sequence[Derivation],
-    ) -> OutputArtifact:
-        try:
-            check_metadata(name, metadata)
-            file = keep()
-            request = self._port.next_request()
-            message = self._message(file, name, request, media_type, type_, metadata, derived_from)
-            _raise(self._port.request(message))
-        except BaseException:
-            del self._put[name]  # it was not stored: the name is free again
-            raise
-        return self._stored(name, message)
-
-
-def _raise(reply: Reply) -> None:
-    if reply.code:
-        raise JobFailure(reply.code, reply.message)
 
 
 def _fraction(value: float | None) -> float | None:
@@ -442,12 +207,13 @@ def _fraction(value: float | None) -> float | None:
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """A loss that became NaN is no reason to lose the step: such a metric is left out."""
-    pairs = ((text.valid(str(name)), float(value)) for name, value in metrics.items())
+    if len(metrics) > MAX_METRICS:
+        raise JobFailure(
+            Code.PAYLOAD_TOO_LARGE, f"{len(metrics)} metrics at once, the limit is {MAX_METRICS}"
+        )
+    pairs = ((text.cut(text.valid(str(name)), 200), float(value)) for name, value in metrics.items())
     return {name: value for name, value in pairs if math.isfinite(value)}
 
 
 def _short(value: object) -> str:
     return text.cut(text.valid(str(value)), text.MAX_PROGRESS_BYTES)
-
-
-__all__ = ["Artifacts", "BlockingArtifacts", "BlockingJob", "Job", "PayloadTooLarge"]

@@ -61,6 +61,7 @@ def _forms(secret: str) -> set[str]:
     forms.add(orjson.dumps(secret.encode("utf-8", "replace").decode())[1:-1].decode())
     forms |= {repr(secret)[1:-1]}
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        forms |= {encode(data).decode(), encode(data).decode().rstrip("=")}
         for shift in range(3):
             # In the middle of a longer text (user:password) the secret begins at any of three offsets, and
             # the characters at its ends depend on its neighbours: keep those that do not.

@@ -1,0 +1,215 @@
+"""The artifacts of a job as its handler sees them: named inputs, and the outputs so far."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rara_executor import text
+from rara_executor.artifact_files import (
+    Derivation,
+    InputArtifact,
+    OutputArtifact,
+    OutputFile,
+    check_metadata,
+    keep_bytes,
+    keep_file,
+)
+from rara_executor.codes import Code
+from rara_executor.errors import JobFailure
+from rara_executor.ports import AsyncPort, BlockingPort, check
+from rara_executor.runner_protocol import OpenArtifact, PutArtifact, StartJob
+
+
+class ArtifactsView:
+    """The artifacts of one job: named inputs, and the outputs so far."""
+
+    def __init__(self, start: StartJob) -> None:
+        self._start = start
+        self._opened: dict[str, InputArtifact] = {}
+        self._put: dict[str, OutputArtifact] = {}
+        self._files = 0
+
+    def names(self) -> list[str]:
+        """The names of the input artifacts."""
+        return sorted(info.name for info in self._start.inputs)
+
+    def _input(self, name: str) -> InputArtifact:
+        for info in self._start.inputs:
+            if info.name == name:
+                return InputArtifact.unopened(info)
+        known = ", ".join(sorted(info.name for info in self._start.inputs)) or "none"
+        raise JobFailure(Code.ARTIFACT_MISSING, f"no input artifact {name!r}; there are: {known}")
+
+    def _target(self, name: str) -> Path:
+        if not name or name in self._put:
+            raise ValueError(f"artifact name {name!r} is empty or was used before")
+        self._put[name] = OutputArtifact(name, "", 0)  # taken, also while another put is under way
+        scratch = Path(self._start.scratch)
+        scratch.mkdir(parents=True, exist_ok=True)
+        self._files += 1
+        return scratch / f"out-{self._files}"
+
+    def _message(
+        self,
+        file: OutputFile,
+        name: str,
+        request: int,
+        media_type: str,
+        type_: str,
+        metadata: object,
+        derived_from: Sequence[Derivation],
+    ) -> PutArtifact:
+        return PutArtifact(
+            lease_token=self._start.lease_token,
+            request=request,
+            name=text.valid(name),
+            path=str(file.path),
+            sha256=file.sha256,
+            size_bytes=file.size_bytes,
+            media_type=text.valid(media_type),
+            type=text.valid(type_),
+            metadata=check_metadata(name, metadata),
+            derived_from=[self._source(source) for source in derived_from],
+        )
+
+    def _source(self, source: Derivation) -> tuple[str, int]:
+        if isinstance(source, str):
+            source = self._input(source)
+        return source.digest, source.size_bytes
+
+    def _stored(self, name: str, message: PutArtifact) -> OutputArtifact:
+        self._put[name] = OutputArtifact(name, message.sha256, message.size_bytes)
+        return self._put[name]
+
+
+class Artifacts(ArtifactsView):
+    """Artifacts for an `async def` handler."""
+
+    def __init__(self, start: StartJob, port: AsyncPort) -> None:
+        super().__init__(start)
+        self._port = port
+
+    async def open(self, name: str) -> InputArtifact:
+        """Fetch an input artifact, verified by digest and size."""
+        if name not in self._opened:
+            artifact = self._input(name)
+            message = OpenArtifact(self._start.lease_token, self._port.next_request(), name)
+            reply = await self._port.request(message)
+            check(reply)
+            self._opened[name] = artifact.at(Path(reply.path))
+        return self._opened[name]
+
+    async def put_file(
+        self,
+        name: str,
+        path: str | Path,
+        type: str = "blob",  # noqa: A002 - the contract's name
+        media_type: str = "application/octet-stream",
+        metadata: object = None,
+        derived_from: Sequence[Derivation] = (),
+    ) -> OutputArtifact:
+        """Store a copy of the file as an output. derived_from: which inputs it was made from; empty: all."""
+        target = self._target(name)
+        return await self._keep(
+            name, lambda: keep_file(Path(path), target), media_type, type, metadata, derived_from
+        )
+
+    async def put_bytes(
+        self,
+        name: str,
+        data: bytes,
+        type: str = "blob",  # noqa: A002 - the contract's name
+        media_type: str = "application/octet-stream",
+        metadata: object = None,
+        derived_from: Sequence[Derivation] = (),
+    ) -> OutputArtifact:
+        """Store bytes as an output."""
+        target = self._target(name)
+        return await self._keep(
+            name, lambda: keep_bytes(data, target), media_type, type, metadata, derived_from
+        )
+
+    async def _keep(
+        self,
+        name: str,
+        keep: Callable[[], OutputFile],
+        media_type: str,
+        type_: str,
+        metadata: object,
+        derived_from: Sequence[Derivation],
+    ) -> OutputArtifact:
+        try:
+            check_metadata(name, metadata)
+            file = await asyncio.to_thread(keep)
+            request = self._port.next_request()
+            message = self._message(file, name, request, media_type, type_, metadata, derived_from)
+            check(await self._port.request(message))
+        except BaseException:
+            del self._put[name]  # it was not stored: the name is free again
+            raise
+        return self._stored(name, message)
+
+
+class BlockingArtifacts(ArtifactsView):
+    """Artifacts for a plain `def` handler."""
+
+    def __init__(self, start: StartJob, port: BlockingPort) -> None:
+        super().__init__(start)
+        self._port = port
+
+    def open(self, name: str) -> InputArtifact:
+        """Fetch an input artifact, verified by digest and size."""
+        if name not in self._opened:
+            artifact = self._input(name)
+            reply = self._port.request(OpenArtifact(self._start.lease_token, self._port.next_request(), name))
+            check(reply)
+            self._opened[name] = artifact.at(Path(reply.path))
+        return self._opened[name]
+
+    def put_file(
+        self,
+        name: str,
+        path: str | Path,
+        type: str = "blob",  # noqa: A002 - the contract's name
+        media_type: str = "application/octet-stream",
+        metadata: object = None,
+        derived_from: Sequence[Derivation] = (),
+    ) -> OutputArtifact:
+        """Store a copy of the file as an output. derived_from: which inputs it was made from; empty: all."""
+        target = self._target(name)
+        return self._keep(
+            name, lambda: keep_file(Path(path), target), media_type, type, metadata, derived_from
+        )
+
+    def put_bytes(
+        self,
+        name: str,
+        data: bytes,
+        type: str = "blob",  # noqa: A002 - the contract's name
+        media_type: str = "application/octet-stream",
+        metadata: object = None,
+        derived_from: Sequence[Derivation] = (),
+    ) -> OutputArtifact:
+        """Store bytes as an output."""
+        target = self._target(name)
+        return self._keep(name, lambda: keep_bytes(data, target), media_type, type, metadata, derived_from)
+
+    def _keep(
+        self,
+        name: str,
+        keep: Callable[[], OutputFile],
+        media_type: str,
+        type_: str,
+        metadata: object,
+        derived_from: Sequence[Derivation],
+    ) -> OutputArtifact:
+        try:
+            check_metadata(name, metadata)
+            file = keep()
+            request = self._port.next_request()
+            message = self._message(file, name, request, media_type, type_, metadata, derived_from)
+            check(self._port.request(message))
+        except BaseException:
+            del self._put[name]  # it was not stored: the name is free again
+            raise
+        return self._stored(name, message)
