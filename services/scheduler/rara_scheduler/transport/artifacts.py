@@ -1,7 +1,5 @@
 """ArtifactService: blobs by digest, streamed in both directions."""
 
-
-
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
