@@ -157,11 +157,11 @@ async def test_the_crash_demo_recovers_from_both_kills_with_one_result_a_step(tm
     executor, scheduler = result["crash"]["crashes"]
     assert (executor["victim"], executor["step_name"]) == ("executor", "evaluate")
     assert (executor["attempt_at_kill"], executor["attempt_after"]) == (1, 2)
-    # A lease of 6 s, a sweep each second, half a second of backoff, and what a busy machine adds.
-    assert executor["process_back_after_s"] < executor["step_moving_again_after_s"] < 20
+    # A lease of 10 s, a sweep each second, half a second of backoff, and what a busy machine adds.
+    assert executor["process_back_after_s"] < executor["step_moving_again_after_s"] < 30
     assert (scheduler["victim"], scheduler["step_name"]) == ("scheduler", "adapt")
     assert (scheduler["attempt_at_kill"], scheduler["attempt_after"]) == (1, 1)
-    assert scheduler["step_moving_again_after_s"] < 20
+    assert scheduler["step_moving_again_after_s"] < 30
     attempts = {step["step_run"]["step_name"]: step["attempts"] for step in result["steps"]}
     assert {name: [attempt["reason"] for attempt in made] for name, made in attempts.items()} == {
         "collect": [""],
@@ -175,4 +175,4 @@ async def test_the_crash_demo_recovers_from_both_kills_with_one_result_a_step(tm
         "open-experiment": 1,
         "publish-settings": 1,
     }
-    assert "Recovery, with a lease of 6 s" in ended.out
+    assert "Recovery, with a lease of 10 s" in ended.out

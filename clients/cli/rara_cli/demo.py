@@ -14,7 +14,6 @@ from pathlib import Path
 from knowledge_pipeline import DEFINITION_FILE
 from rara.v1 import workflow_pb2
 from rara_client import Client
-from rara_client.cursors import RUN_ENDED
 from rara_client.definitions import load_definition
 from rara_scheduler.embedded import EmbeddedPostgresError
 
@@ -125,12 +124,10 @@ class _Demo:
         return run_id
 
     async def _follow(self, client: Client, run_id: str, watcher: Watcher | None) -> None:
-        """Show the run until it has ended; the watcher sees each step as it changes."""
+        """Show the run until it has ended, which ends the watch; the watcher sees each step as it changes."""
         said: dict[str, tuple[int, int]] = {}
         async with aclosing(client.watch_run(run_id)) as updates:
             async for update in updates:
-                if update.WhichOneof("update") == "run" and update.run.state in RUN_ENDED:
-                    return
                 if update.WhichOneof("update") != "step_run":
                     continue
                 step = update.step_run

@@ -19,7 +19,7 @@ from rara_cli.stack import Stack
 
 # Shorter than the defaults (30, 5, 15 s), so that nobody has to wait for the recovery.
 LEASES: Final[Mapping[str, str]] = {
-    "RARA_LEASE_S": "6",
+    "RARA_LEASE_S": "10",
     "RARA_HEARTBEAT_S": "1",
     "RARA_SILENCE_S": "3",
 }
