@@ -9,12 +9,10 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -248,11 +246,11 @@ class Part:
 
 def _bound_to_us(command: tuple[str, ...]) -> list[str]:
     """The command through a small program that has the kernel end it when we end, however we do."""
-    spec = find_spec("rara_scheduler.embedded.shim")
-    if spec is None or spec.origin is None:
-        raise PartFailed("this installation lacks the scheduler: pip install 'rara[all]'")
-    owner, death_signal = str(os.getpid()), str(int(signal.SIGKILL))
-    return [sys.executable, "-I", "-S", spec.origin, "-1", "-1", owner, death_signal, *command]
+    try:
+        from rara_scheduler.embedded import account
+    except ImportError as error:
+        raise PartFailed("this installation lacks the scheduler: pip install 'rara[all]'") from error
+    return account.command(list(command), None, signal.SIGKILL)
 
 
 def _open_log(path: Path) -> BinaryIO:
