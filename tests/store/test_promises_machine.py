@@ -1,0 +1,444 @@
+"""The promises, played by chance: executors, sweeps, callers and clocks act in any order, and after each act the
+database is asked whether what may never be is so.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from rara_scheduler.domain.attempt import CancelReceipt, Guard, Item
+from rara_scheduler.store.commit import BatchResult
+from rara_scheduler.store.leases import Grant
+from support.postgres import PostgresServer
+from support.store_world import (
+    NIL,
+    StoreWorld,
+    accepted,
+    cancelled,
+    ending,
+    failed,
+    progress,
+    reports,
+    running,
+    store_world,
+    succeeded,
+)
+
+T = TypeVar("T")
+
+TWICE = {"retry": {"max_attempts": 2}}
+DEFINITIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "single": ("FAIL_FAST", {"a": {}}),
+    "chain": ("FAIL_FAST", {"a": TWICE, "b": {"depends_on": ["a"]}, "c": {"depends_on": ["b"]}}),
+    "diamond": (
+        "FAIL_FAST",
+        {
+            "a": {},
+            "b": {"depends_on": ["a"]} | TWICE,
+            "c": {"depends_on": ["a"]},
+            "d": {"depends_on": ["b", "c"]},
+        },
+    ),
+    "branches": (
+        "CONTINUE",
+        {"a": TWICE, "b": {"depends_on": ["a"]}, "x": TWICE, "y": {"depends_on": ["x"]}},
+    ),
+}
+
+# Each query names what may never be; it must return nothing.
+NEVER = {
+    "a step stands in two places at once": """
+        select step_run_id from (
+            select step_run_id from rara.result union all select step_run_id from rara.lease
+            union all select step_run_id from rara.ready union all select step_run_id from rara.waiting) p
+        group by step_run_id having count(*) > 1""",
+    "a token was granted twice, or a later attempt has a smaller one": """
+        select a.step_run_id from (
+            select step_run_id, attempt, lease_token from rara.step_attempt
+            union all select step_run_id, attempt, lease_token from rara.result where lease_token is not null
+            union all select step_run_id, attempt, lease_token from rara.lease) a
+        join (
+            select step_run_id, attempt, lease_token from rara.step_attempt
+            union all select step_run_id, attempt, lease_token from rara.result where lease_token is not null
+            union all select step_run_id, attempt, lease_token from rara.lease) b
+          on (a.step_run_id, a.attempt) <> (b.step_run_id, b.attempt)
+         and (a.lease_token = b.lease_token
+              or (a.step_run_id = b.step_run_id and a.attempt < b.attempt and a.lease_token > b.lease_token))""",
+    "a run's counters differ from its results": """
+        select w.workflow_run_id from rara.workflow_run w
+         cross join lateral (
+            select count(*) filter (where x.state = 'succeeded') as succeeded,
+                   count(*) filter (where x.state = 'terminal_failed' or x.state = 'cancelled'
+                       and x.reason in ('DEADLINE_EXCEEDED', 'NO_CAPABLE_EXECUTOR')) as failed,
+                   count(*) as closed
+              from rara.result x where x.workflow_run_id = w.workflow_run_id) c
+         where (w.steps_succeeded, w.steps_failed) <> (c.succeeded, c.failed)
+            or w.steps_succeeded + w.steps_failed + w.steps_cancelled <> c.closed""",
+    "a run's state is not what its steps say": """
+        select workflow_run_id from rara.workflow_run
+         where steps_total = steps_succeeded + steps_failed + steps_cancelled
+           and state <> case when steps_failed > 0 then 'failed' when steps_cancelled > 0 then 'cancelled'
+                             else 'succeeded' end
+            or steps_total > steps_succeeded + steps_failed + steps_cancelled
+           and state not in ('pending', 'running', 'cancelling')""",
+    "a step waits in a run that is to be cancelled": """
+        select q.step_run_id from (select step_run_id, workflow_run_id from rara.ready
+                                   union all select step_run_id, workflow_run_id from rara.waiting) q
+          join rara.workflow_run w using (workflow_run_id)
+         where w.cancel_requested_at is not null or w.ended_at is not null""",
+    "a lease of a run that is to be cancelled was not asked to end": """
+        select l.step_run_id from rara.lease l join rara.workflow_run w using (workflow_run_id)
+         where w.cancel_requested_at is not null and l.cancel_requested_at is null""",
+    "a lease has no end": "select step_run_id from rara.lease where expires_at is null",
+    "a step is stranded": """
+        select s.step_run_id from rara.step_run s
+         where not exists (select from rara.result x where x.step_run_id = s.step_run_id)
+           and not exists (select from rara.lease x where x.step_run_id = s.step_run_id)
+           and not exists (select from rara.ready x where x.step_run_id = s.step_run_id)
+           and not exists (select from rara.waiting x where x.step_run_id = s.step_run_id)
+           and not exists (
+               select from rara.step_dependency d
+                where d.step_run_id = s.step_run_id
+                  and not exists (select from rara.result x where x.step_run_id = d.depends_on_step_run_id))""",
+    "a step began before its dependencies had succeeded": """
+        select d.step_run_id from rara.step_dependency d
+          join (select step_run_id from rara.ready union all select step_run_id from rara.lease
+                union all select step_run_id from rara.waiting
+                union all select step_run_id from rara.result where state = 'succeeded') p using (step_run_id)
+         where not exists (select from rara.result x
+                            where x.step_run_id = d.depends_on_step_run_id and x.state = 'succeeded')""",
+    "more failures than the budget": """
+        select step_run_id from rara.step_state where failures > 3 or failures > attempt""",
+    "events of one attempt lack a number that is not counted as a gap": """
+        select l.step_run_id from rara.lease l
+         where l.last_sequence - l.gaps <> (select count(*) from rara.step_event e
+                where e.step_run_id = l.step_run_id and e.attempt = l.attempt)""",
+}
+ALL_NEVER = " union all ".join(
+    f"(select {name!r} as what, count(*) as n from ({text}) t having count(*) > 0)".replace('"', "'")
+    if "'" not in name
+    else f"(select '{name.replace(chr(39), chr(39) * 2)}' as what, count(*) as n from ({text}) t having count(*) > 0)"
+    for name, text in NEVER.items()
+)
+FINAL = """
+    select 'step ' || step_run_id::text as id, row(x.*)::text as facts from rara.result x
+    union all
+    select 'run ' || workflow_run_id::text, row(w.*)::text from rara.workflow_run w where ended_at is not null"""
+
+
+class Loop:
+    """An event loop in a thread of its own: the machine's rules are synchronous, the store is not."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="store of the machine")
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@dataclass
+class Told:
+    """What an executor knows of a grant: its next number, and everything it has sent."""
+
+    grant: Grant
+    next_sequence: int = 1
+    sent: list[Item] = field(default_factory=list)
+
+
+class Promises(RuleBasedStateMachine):
+    loop: Loop
+    world: StoreWorld
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Told] = []
+        self.runs: list[str] = []
+        self.final: dict[str, str] = {}
+        self.do(self._forget_all())
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run(work)
+
+    async def _forget_all(self) -> None:
+        await self.world.raw.execute(
+            "truncate rara.workflow_run, rara.start_key, rara.run_artifact, rara.step_run, rara.reused_step,"
+            " rara.step_dependency, rara.ready, rara.waiting, rara.lease, rara.result, rara.step_attempt,"
+            " rara.step_event, rara.effect, rara.checkpoint, rara.artifact, rara.lineage"
+        )
+
+    def report(self, told: Told, *items: Item) -> BatchResult:
+        told.sent += items
+        return self.do(self.world.report(told.grant, *items))
+
+    def number(self, told: Told, skip: int = 0) -> int:
+        told.next_sequence += 1 + skip
+        return told.next_sequence - 1
+
+    # ------------------------------------------------------------ callers
+
+    @precondition(lambda self: len(self.runs) < 5)
+    @rule(name=st.sampled_from(sorted(DEFINITIONS)))
+    def start_a_run(self, name: str) -> None:
+        self.runs.append(self.do(self.world.start(name)))
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), reason=st.sampled_from(["CANCELLED", "CANCELLED", "DEADLINE_EXCEEDED"]))
+    def cancel_a_run(self, data: st.DataObject, reason: str) -> None:
+        run_id = data.draw(st.sampled_from(self.runs))
+        self.do(self.world.cancels.cancel_run(run_id, reason=reason, message="", grace_s=None))
+
+    # ------------------------------------------------------------ executors
+
+    @precondition(lambda self: self.runs)
+    @rule(most=st.integers(1, 3))
+    def lease(self, most: int) -> None:
+        self.told += [Told(grant) for grant in self.do(self.world.lease(most))]
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), skip=st.sampled_from([0, 0, 0, 1, 2]), what=st.sampled_from("arppse"))
+    def report_something(self, data: st.DataObject, skip: int, what: str) -> None:
+        """Under any token that was ever granted: current, superseded or closed."""
+        told = data.draw(st.sampled_from(self.told))
+        number = self.number(told, skip)
+        item: Item
+        if what == "a":
+            item = accepted(number)
+        elif what == "r":
+            item = running(number)
+        elif what == "p":
+            item = progress(number, b'{"at":1}')
+        elif what == "s":
+            item = succeeded(number)
+        else:
+            item = failed(number)
+        self.report(told, item)
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def finish_properly(self, data: st.DataObject) -> None:
+        told = data.draw(st.sampled_from(self.told))
+        first, second, third = (self.number(told) for _ in range(3))
+        self.report(told, accepted(first), running(second), succeeded(third))
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), retryable=st.sampled_from([None, True, False]))
+    def fail(self, data: st.DataObject, retryable: bool | None) -> None:
+        told = data.draw(st.sampled_from(self.told))
+        self.report(told, failed(self.number(told), retryable=retryable))
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), reason=st.sampled_from(["CANCELLED", "EXECUTOR_SHUTDOWN", "ATTEMPT_TIMEOUT"]))
+    def say_cancelled(self, data: st.DataObject, reason: str) -> None:
+        told = data.draw(st.sampled_from(self.told))
+        self.report(told, CancelReceipt(), cancelled(self.number(told), reason))
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def report_all_again(self, data: st.DataObject) -> None:
+        told = data.draw(st.sampled_from(self.told))
+        before = self.do(self.world.raw.fetchval("select count(*) from rara.step_event"))
+        self.do(self.world.report(told.grant, *told.sent))
+        if not self.do(
+            self.world.raw.fetchval(
+                "select exists (select from rara.lease where lease_token = $1)", told.grant.lease_token
+            )
+        ):
+            after = self.do(self.world.raw.fetchval("select count(*) from rara.step_event"))
+            assert after >= before
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), code=st.sampled_from(["NO_CAPACITY", "UNSUPPORTED_KIND"]))
+    def reject(self, data: st.DataObject, code: str) -> None:
+        told = data.draw(st.sampled_from(self.told))
+        self.do(self.world.report(told.grant, ending(code, Guard.NOT_RUNNING)))
+
+    @precondition(lambda self: self.told)
+    @rule(count=st.integers(1, 5))
+    def heartbeat(self, count: int) -> None:
+        beats = [
+            (told.grant.step_run_id, told.grant.lease_token, told.grant.executor_id)
+            for told in self.told[-count:]
+        ]
+        renewed, lost, busy = self.do(self.world.leases.renew(beats))
+        assert renewed.keys() | lost == {token for _, token, _ in beats}
+        assert not busy
+
+    @precondition(lambda self: len(self.told) > 1)
+    @rule(data=st.data(), ends=st.lists(st.sampled_from("sfFc"), min_size=2, max_size=4))
+    def several_end_in_one_batch(self, data: st.DataObject, ends: list[str]) -> None:
+        """Neighbours of one run whose ends are decided together."""
+        chosen = data.draw(
+            st.lists(st.sampled_from(range(len(self.told))), min_size=2, max_size=len(ends), unique=True)
+        )
+        batch = []
+        steps = set()
+        for index, end in zip(chosen, ends, strict=False):
+            told = self.told[index]
+            if told.grant.lease_token in steps:
+                continue
+            steps.add(told.grant.lease_token)
+            number = self.number(told)
+            item: Item = succeeded(number)
+            if end == "f":
+                item = failed(number)
+            elif end == "F":
+                item = failed(number, retryable=False)
+            elif end == "c":
+                item = cancelled(number, "EXECUTOR_SHUTDOWN")
+            told.sent.append(item)
+            batch.append(reports(told.grant, item, executor_id=told.grant.executor_id))
+        self.do(self.world.commits.commit(batch))
+
+    # ------------------------------------------------------------ time
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def expire_and_reclaim(self, data: st.DataObject) -> None:
+        told = data.draw(st.sampled_from(self.told))
+        self.do(self.world.expire(told.grant))
+        self.do(self._reclaim())
+
+    async def _reclaim(self) -> None:
+        for found in await self.world.sweeps.reclaimable(NIL):
+            await self.world.commits.commit(
+                [
+                    reports_of(found.step_run_id, found.workflow_run_id, found.lease_token),
+                ],
+                skip_locked=True,
+            )
+
+    @rule()
+    def make_due(self) -> None:
+        self.do(self.world.make_due())
+
+    @precondition(lambda self: self.runs)
+    @rule()
+    def steps_fall_overdue(self) -> None:
+        self.do(self._overdue())
+
+    async def _overdue(self) -> None:
+        await self.world.raw.execute(
+            "update rara.ready set deadline = now() - interval '1 s' where step_run_id ="
+            " (select step_run_id from rara.ready order by step_run_id limit 1)"
+        )
+        if found := await self.world.sweeps.overdue_steps(NIL):
+            await self.world.cancels.close_overdue(found)
+
+    # ------------------------------------------------------------ what may never be
+
+    @invariant()
+    def the_promises_hold(self) -> None:
+        self.do(self._check())
+
+    async def _check(self) -> None:
+        broken = await self.world.raw.fetch(ALL_NEVER)
+        assert not broken, [row["what"] for row in broken]
+        final = {row["id"]: row["facts"] for row in await self.world.raw.fetch(FINAL)}
+        for key, facts in self.final.items():
+            assert final.get(key) == facts, f"{key} was final"
+        self.final = final
+
+    def teardown(self) -> None:
+        """Whatever happened, good executors and enough time close every run."""
+        self.do(self._finish())
+
+    async def _finish(self) -> None:
+        for _ in range(200):
+            if not await self.world.raw.fetchval(
+                "select count(*) from rara.workflow_run where ended_at is null"
+            ):
+                break
+            await self.world.raw.execute(
+                "update rara.lease set granted_at = now() - interval '1 hour', expires_at = now() - interval '1 s'"
+            )
+            await self._reclaim()
+            await self.world.make_due()
+            for grant in await self.world.lease():
+                await self.world.run_to_success(grant)
+        open_runs = await self.world.raw.fetch(
+            "select workflow_run_id::text, state from rara.workflow_run where ended_at is null"
+        )
+        assert not open_runs, open_runs
+        await self._check()
+
+
+def reports_of(step_run_id: str, workflow_run_id: str, token: int) -> Any:
+    from rara_scheduler.store.commit import LeaseReports
+
+    words = (ending("DISPATCH_LOST", Guard.UNACCEPTED), ending("LEASE_EXPIRED", Guard.EXPIRED))
+    return LeaseReports(step_run_id, workflow_run_id, token, None, words)
+
+
+async def _play(server: PostgresServer, examples: int, steps: int) -> None:
+    async with server.database() as url:
+        loop = Loop()
+
+        def play() -> None:
+            async def enter(stack: AsyncExitStack) -> StoreWorld:
+                world = await stack.enter_async_context(store_world(url))
+                for name, (on_failure, definition) in DEFINITIONS.items():
+                    await world.define(name, definition, on_failure=f"ON_FAILURE_{on_failure}")
+                return world
+
+            stack = AsyncExitStack()
+            try:
+                world = loop.run(enter(stack))
+                machine = type("Played", (Promises,), {"loop": loop, "world": world})
+                run_state_machine_as_test(
+                    machine,
+                    settings=settings(
+                        max_examples=examples,
+                        stateful_step_count=steps,
+                        deadline=None,
+                        database=None,
+                        derandomize=examples < 100,  # the same in each `make test`; the soak explores
+                        suppress_health_check=list(HealthCheck),
+                        phases=[Phase.generate, Phase.shrink],
+                    ),
+                )
+            finally:
+                loop.run(stack.aclose())
+
+        try:
+            await asyncio.to_thread(play)
+        finally:
+            loop.close()
+
+
+async def test_the_promises_hold_whatever_happens(postgres_server: PostgresServer) -> None:
+    await _play(postgres_server, examples=15, steps=40)
+
+
+@pytest.mark.soak
+async def test_the_promises_hold_whatever_happens_for_long(postgres_server: PostgresServer) -> None:
+    await _play(postgres_server, examples=300, steps=60)
+
+
+@pytest.mark.parametrize("what", sorted(NEVER))
+async def test_each_question_can_be_asked(database_url: str, what: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    try:
+        assert await connection.fetch(NEVER[what]) == []
+    finally:
+        await connection.close()
