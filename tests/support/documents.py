@@ -95,7 +95,10 @@ def _size(value: int) -> str:
 
 def _default(name: str, value: Any, factory: Callable[..., Any] | None) -> str:
     if factory is not None:
-        made = {"executor_name": "the host's name", "executor_dir": "a folder of the user's in `/tmp`"}
+        made = {
+            "executor_name": "the host's name",
+            "executor_dir": "a folder of the user's among temporary files",
+        }
         return made.get(name, "none")
     if value is PydanticUndefined:
         return "required"
