@@ -25,9 +25,9 @@ def test_the_defaults_work_together() -> None:
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RARA_LEASE_S", "60")
-    monkeypatch.setenv("RARA_LISTEN", "0.0.0.0:0")
+    monkeypatch.setenv("RARA_LISTEN", "127.0.0.2:0")
     made = settings()
-    assert (made.lease_s, made.listen, made.reclaim_settle_s) == (60, "0.0.0.0:0", 30)
+    assert (made.lease_s, made.listen, made.reclaim_settle_s) == (60, "127.0.0.2:0", 30)
     assert settings(settle_s=0).reclaim_settle_s == 0
 
 
@@ -74,3 +74,15 @@ def test_the_limits_themselves_are_taken(values: dict[str, object]) -> None:
 def test_durations_must_be_positive(name: str, value: int) -> None:
     with pytest.raises(ValidationError):
         settings(**{name: value})
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7310", "10.1.2.3:7310", "[::]:7310", "scheduler.internal:7310"])
+def test_an_address_beyond_loopback_must_be_asked_for_by_name(listen: str) -> None:
+    with pytest.raises(ValidationError, match="RARA_INSECURE"):
+        Settings(database_url="postgresql:///rara", listen=listen)
+    assert Settings(database_url="postgresql:///rara", listen=listen, insecure=True).listen == listen
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:7310", "[::1]:7310", "127.8.8.8:1"])
+def test_loopback_needs_no_permission(listen: str) -> None:
+    assert not Settings(database_url="postgresql:///rara", listen=listen).insecure

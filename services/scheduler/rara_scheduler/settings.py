@@ -1,5 +1,6 @@
 """The scheduler's settings: read once from `RARA_*`, checked as a whole, then passed on as values."""
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +21,8 @@ class Settings(BaseSettings):
     """postgresql://user@host/database; for a Unix socket postgresql:///database?host=/folder."""
     listen: str = "127.0.0.1:7310"
     """HOST:PORT; port 0 takes a free one, and the ready line names it."""
+    insecure: bool = False
+    """Allow an address beyond loopback although there is neither TLS nor authentication yet."""
     migrate: bool = False
     """Apply missing migrations before serving."""
     blob_store: str = "file:///var/lib/rara/blobs"
@@ -145,4 +148,18 @@ class Settings(BaseSettings):
         host, _, port = self.listen.rpartition(":")
         if not host or not port.isdigit() or int(port) > 65535:
             raise ValueError(f"RARA_LISTEN must be HOST:PORT, not {self.listen!r}")
+        if not self.insecure and not _is_loopback(host):
+            raise ValueError(
+                f"RARA_LISTEN={self.listen} is beyond loopback, and anybody who reaches it may do anything: "
+                "set RARA_INSECURE=1 to serve there all the same"
+            )
         return self
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
