@@ -98,7 +98,10 @@ class Scheduler:
             backoff_multiplier=s.retry_backoff_multiplier,
         )
         definitions = DefinitionStore(
-            self._database, defaults, DefinitionLimits(max_payload_bytes=s.max_payload_bytes)
+            self._database,
+            defaults,
+            DefinitionLimits(max_payload_bytes=s.max_payload_bytes),
+            on_routes=self._wake_sweep,  # it loads the routes
         )
         self._sessions = SessionRegistry(max_sessions=s.max_sessions)
         self._hub = ChangeHub()

@@ -82,6 +82,7 @@ class SweepLoop:
         """Sweep until cancelled."""
         while True:
             next_due_s: float | None = None
+            self._wake.clear()  # before looking: a wake that comes meanwhile is another look
             try:
                 next_due_s = await self.sweep()
                 self.healthy = True
@@ -93,7 +94,6 @@ class SweepLoop:
             wait_s = self._sweep_s
             if next_due_s is not None:
                 wait_s = min(wait_s, max(_SHORTEST_WAIT_S, next_due_s))
-            self._wake.clear()
             try:
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()

@@ -70,8 +70,8 @@ async def translated_errors() -> AsyncIterator[None]:
         if translated is error:
             raise
         raise translated from error
-    except asyncpg.InterfaceError as error:
-        # A connection that was closed under us; the driver has no narrower class for it.
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        # A connection that was closed under us; the driver has no narrower classes for it.
         raise StoreUnavailable(type(error).__name__) from error
     except (ConnectionError, OSError) as error:
         raise StoreUnavailable(type(error).__name__) from error
@@ -150,6 +150,11 @@ class Database:
                 yield connection
             except TimeoutError as error:  # the driver's own bound on one statement
                 raise StoreUnavailable("statement took too long") from error
+            except asyncpg.InternalClientError:
+                # The server ended while the driver was asking it about types: the driver has lost its place in the
+                # protocol, and nothing more can be asked on this connection.
+                connection.terminate()
+                raise
             finally:
                 await pool.release(connection, timeout=self._acquire_timeout_s)
 

@@ -48,7 +48,10 @@ class DefinitionNotFound(Fault):
 
 
 class DefinitionStore:
-    """Registers and reads definitions; keeps up to `cached_steps` steps of the last used ones in memory."""
+    """Registers and reads definitions; keeps up to `cached_steps` steps of the last used ones in memory.
+
+    on_routes: called when this process meets a definition, whose routes the dispatcher may not know yet.
+    """
 
     def __init__(
         self,
@@ -57,11 +60,13 @@ class DefinitionStore:
         limits: DefinitionLimits | None = None,
         *,
         cached_steps: int = 50_000,
+        on_routes: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._defaults = defaults
         self._limits = limits or DefinitionLimits()
         self._cached_steps = cached_steps
+        self._on_routes = on_routes
         self._steps_in_cache = 0
         self._cache: OrderedDict[tuple[str, int], Registered] = OrderedDict()
 
@@ -96,6 +101,7 @@ class DefinitionStore:
                 await _intern_routes(connection, routes)
                 row = await connection.fetchrow(query("definition_insert"), spec.definition, sha256, body)
         assert row is not None  # noqa: S101 - the insert returns its row
+        self._on_routes()
         return _described(content, row["version"], sha256, row["created_at"]), existed
 
     async def load(self, definition: str, version: int = 0) -> Registered:
@@ -126,6 +132,7 @@ class DefinitionStore:
             route_ids[name] = route_id
         registered = Registered(message, spec, route_ids)
         self._keep(registered)
+        self._on_routes()
         return registered
 
     async def get(self, definition: str, version: int = 0) -> tuple[workflow_pb2.Definition, DefinitionSpec]:
