@@ -258,3 +258,28 @@ async def test_a_job_whose_acceptance_was_stored_long_ago_waits_for_a_renewal(
     assert not (tmp_path / "m").exists()
     scheduler.renew = True
     await scheduler.event(1, "succeeded")
+
+
+async def test_ends_are_noticed_where_the_system_has_no_process_descriptors(
+    scheduler: ScriptedScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.pidfd_open")
+    async with running(scheduler.address, tmp_path):
+        session = await scheduler.session()
+        session.send_jobs(job(1, "demo.die", input={"how": "exit"}))
+        assert (await scheduler.event(1, "failed")).failed.runner_exit.exit_code == 7
+
+
+async def test_the_warden_is_replaced_when_it_dies(
+    scheduler: ScriptedScheduler, session: Session, tmp_path: Path
+) -> None:
+    def wardens() -> list[psutil.Process]:
+        children = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+        return [one for one in children if any("warden.py" in word for word in one.cmdline())]
+
+    (first,) = wardens()
+    first.kill()
+    second = await until(lambda: [one for one in wardens() if one.pid != first.pid])
+    assert len(second) == 1
+    session.send_jobs(job(1, "demo.echo"))
+    await scheduler.event(1, "succeeded")

@@ -22,9 +22,11 @@ from rara_executor.redaction import Redactor
 from rara_executor.runner_pool import PoolLimits, RunnerPool
 from rara_executor.runner_protocol import OperationInfo, Setup
 from rara_executor.scratch import ScratchFolder
+from rara_executor.session_side import Identity, SessionSide
 from rara_executor.settings import Settings
-from rara_executor.supervisor import Identity, Supervisor, SupervisorLimits
+from rara_executor.supervisor import Supervisor, SupervisorLimits
 from rara_executor.warden_link import Warden
+from rara_executor.wire import EventFactory
 
 log = structlog.get_logger(__name__)
 
@@ -81,15 +83,17 @@ class Executor:
         outbox = Outbox()
         cache = BlobCache(scratch.cache, limit_bytes=settings.executor_cache_bytes, fetch=blobs.download)
         store = ArtifactStore(blobs, cache, transfers=settings.executor_transfers)
+        identity = Identity(
+            executor_id=self.executor_id,
+            executor_name=settings.executor_name,
+            executor_kind=settings.executor_kind,
+            sdk=f"rara-python/{_version()}",
+            labels=settings.executor_labels,
+        )
+        redactor = Redactor()
         async with asyncio.TaskGroup() as work:
             supervisor = Supervisor(
-                Identity(
-                    executor_id=self.executor_id,
-                    executor_name=settings.executor_name,
-                    executor_kind=settings.executor_kind,
-                    sdk=f"rara-python/{_version()}",
-                    labels=settings.executor_labels,
-                ),
+                EventFactory(redactor, executor_id=self.executor_id, executor_name=settings.executor_name),
                 SupervisorLimits(
                     slots=settings.executor_slots,
                     grace_s=settings.executor_grace_s,
@@ -98,7 +102,7 @@ class Executor:
                 ),
                 outbox,
                 store,
-                Redactor(),
+                redactor,
                 work,
             )
             supervisor.pool = pool = RunnerPool(
@@ -116,15 +120,21 @@ class Executor:
             try:
                 operations = await self._started(pool)
                 if operations is not None:
-                    supervisor.offer(operations, capabilities(operations))
-                    self._connection = Connection(channel, outbox, supervisor)
-                    await self._serve(supervisor, pool, warden, self._connection)
+                    supervisor.slots.offer(operations)
+                    side = SessionSide(identity, capabilities(operations), supervisor, outbox, store)
+                    self._connection = Connection(channel, outbox, side)
+                    await self._serve(supervisor, side, pool, warden, self._connection)
             finally:
                 self._connection = None
                 await pool.stop()
 
     async def _serve(
-        self, supervisor: Supervisor, pool: RunnerPool, warden: Warden, connection: Connection
+        self,
+        supervisor: Supervisor,
+        side: SessionSide,
+        pool: RunnerPool,
+        warden: Warden,
+        connection: Connection,
     ) -> None:
         """Fencing and sweeping outlive the drain, and runners outlive both."""
         drain = Drain(supervisor, stop_s=self._settings.executor_stop_s)
@@ -133,9 +143,9 @@ class Executor:
             others = [
                 group.create_task(fencing.run(supervisor, warden), name="fencing"),
                 group.create_task(_sweep(pool), name="runner sweep"),
-                group.create_task(self._report_readiness(supervisor), name="readiness"),
+                group.create_task(self._report_readiness(side), name="readiness"),
                 group.create_task(_forward(self._stop.wait(), drain.stop), name="stop"),
-                group.create_task(_asked(supervisor, drain), name="drain request"),
+                group.create_task(_asked(side, drain), name="drain request"),
             ]
             await drain.begun.wait()
             await drain.run(connection, sessions)
@@ -154,8 +164,8 @@ class Executor:
                 task.cancel()
             await asyncio.wait([start, stop])
 
-    async def _report_readiness(self, supervisor: Supervisor) -> None:
-        await supervisor.welcomed.wait()
+    async def _report_readiness(self, side: SessionSide) -> None:
+        await side.welcomed.wait()
         self._on_connected()
         ready: bool | None = None
         while True:
@@ -182,8 +192,8 @@ async def _forward(cause: Coroutine[None, None, object], effect: Callable[[], No
     effect()
 
 
-async def _asked(supervisor: Supervisor, drain: Drain) -> None:
-    drain.asked(await supervisor.drain_requested)
+async def _asked(side: SessionSide, drain: Drain) -> None:
+    drain.asked(await side.drain_requested)
 
 
 async def _sweep(pool: RunnerPool) -> None:

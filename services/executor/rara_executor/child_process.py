@@ -5,12 +5,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MAX_LINE_BYTES = 8 << 10
 LINES_PER_S = 500
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 _AFTER_EXIT_S = 1.0  # how long to wait for the end of output that a child of the child still holds open
 
 
@@ -102,7 +104,7 @@ class ChildProcess:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             out_of_memory=killed and _oom_kills() > self._oom_kills,
-            peak_memory_bytes=usage.ru_maxrss * 1024,
+            peak_memory_bytes=usage.ru_maxrss * _MAXRSS_BYTES,
         )
         for reader in self._readers:
             reader.finish_soon(_AFTER_EXIT_S)

@@ -76,6 +76,7 @@ class Connection:
                 # Short heartbeats mean short leases: those held must be renewed before they run out.
                 self._longest_wait_s = min(MAX_BACKOFF_S, session.heartbeats.interval_s)
             self.session = None
+            self._events.on_session_end()
 
 
 def pause_s(failures: int, jitter: float, longest_s: float) -> float:

@@ -186,6 +186,8 @@ class RunnerPool:
         except OSError as error:
             self._not_started(runner, f"the runner could not be started: {error}", None)
             return
+        if runner.state is RunnerState.ENDED:
+            return  # it has ended already, and on_exit was told
         self.runners.add(runner)
         self._warden.watch(runner.pid, None)
         log.debug("runner.started", runner_id=runner.runner_id, pid=runner.pid)

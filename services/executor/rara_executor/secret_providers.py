@@ -1,13 +1,14 @@
 """Secret references resolved here, with this process's own credentials."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rara.v1 import common_pb2
 
 from rara_executor.codes import Code
 from rara_executor.errors import JobFailure
+from rara_executor.text import valid
 
 MAX_SECRET_BYTES = 64 << 10
 
@@ -45,7 +46,7 @@ def _one(name: str, reference: common_pb2.SecretRef, folder: Path, environment: 
                 raise unresolved("the executor's own settings are no secrets of a step")
             if reference.name not in environment:
                 raise unresolved("the variable is not set")
-            return environment[reference.name]
+            return _valid(environment[reference.name], unresolved)
         case "file":
             root = folder.resolve()
             path = (root / reference.name).resolve()
@@ -56,10 +57,19 @@ def _one(name: str, reference: common_pb2.SecretRef, folder: Path, environment: 
                     data = file.read(MAX_SECRET_BYTES + 1)
                 if len(data) > MAX_SECRET_BYTES:
                     raise unresolved(f"over {MAX_SECRET_BYTES} bytes")
-                return data.decode().removesuffix("\n").removesuffix("\r")
+                return (
+                    _valid(data.decode("utf-8", "surrogateescape"), unresolved)
+                    .removesuffix("\n")
+                    .removesuffix("\r")
+                )
             except OSError as error:
                 raise unresolved(error.strerror or type(error).__name__) from error
-            except UnicodeDecodeError as error:
-                raise unresolved("it is not UTF-8") from error
         case _:
             raise unresolved("no such provider here; there are env and file")
+
+
+def _valid(value: str, unresolved: Callable[[str], SecretUnresolved]) -> str:
+    """Python keeps bytes that are no UTF-8 as lone surrogates, which no JSON can carry to the handler."""
+    if not value.isascii() and valid(value) != value:
+        raise unresolved("it is not UTF-8")
+    return value

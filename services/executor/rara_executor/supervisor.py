@@ -8,14 +8,14 @@ from pathlib import Path
 import structlog
 from rara.v1 import dispatch_pb2, job_pb2
 
-from rara_executor import secret_providers, wire
+from rara_executor import handler_logs, secret_providers, wire
 from rara_executor.artifact_files import remove_folder
 from rara_executor.artifacts import ArtifactStore, JobArtifacts
 from rara_executor.child_process import ProcessExit
 from rara_executor.codes import Code
 from rara_executor.endings import last_event
 from rara_executor.errors import JobFailure
-from rara_executor.heartbeat import Renewal
+from rara_executor.handler_logs import HandlerLogs
 from rara_executor.held_job import HeldJob, Outcome, Phase, Stop, StopKind
 from rara_executor.job_timers import JobTimers
 from rara_executor.lease_clock import LeaseClock, lease_now
@@ -28,7 +28,6 @@ from rara_executor.runner_protocol import (
     FromRunner,
     LogLine,
     OpenArtifact,
-    OperationInfo,
     Progress,
     PutArtifact,
     Ready,
@@ -48,17 +47,6 @@ MAX_REFUSALS = 3  # of one job, after which it is given up
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this executor says it is in Hello."""
-
-    executor_id: str
-    executor_name: str
-    executor_kind: str
-    sdk: str
-    labels: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class SupervisorLimits:
     slots: int
     grace_s: float  # between asking and the kill, where nobody else says
@@ -75,7 +63,7 @@ class Supervisor:
 
     def __init__(
         self,
-        identity: Identity,
+        events: wire.EventFactory,
         limits: SupervisorLimits,
         outbox: Outbox,
         store: ArtifactStore,
@@ -85,112 +73,35 @@ class Supervisor:
         self.jobs: dict[int, HeldJob] = {}
         self.changed = asyncio.Event()  # for whoever waits for the table to become something
         self.slots = Slots(limits.slots)
-        self.welcomed = asyncio.Event()
-        self.drain_requested: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self.session: Session | None = None
         self.pool: RunnerPool | None = None
-        self._identity = identity
         self._limits = limits
         self._outbox = outbox
         self._store = store
         self._redactor = redactor
+        self._logs = HandlerLogs(redactor)
         self._tasks = tasks
-        self._events = wire.EventFactory(
-            redactor, executor_id=identity.executor_id, executor_name=identity.executor_name
-        )
+        self._events = events
         self._timers = JobTimers(self._on_timeout, self._on_grace_over)
-        self._capabilities: list[dispatch_pb2.Capability] = []
-        self._max_payload_bytes = 1 << 20
+        self.max_payload_bytes = 1 << 20
         self._loop = asyncio.get_running_loop()
-
-    def offer(self, operations: list[OperationInfo], capabilities: list[dispatch_pb2.Capability]) -> None:
-        """What the runners can run."""
-        self.slots.offer(operations)
-        self._capabilities = capabilities
 
     @property
     def running(self) -> list[HeldJob]:
         return [job for job in self.jobs.values() if not job.has_ended]
 
-    # What the session says.
+    # The session.
 
-    def hello(self) -> dispatch_pb2.Hello:
-        self.session = None
-        return dispatch_pb2.Hello(
-            protocol_version=1,
-            executor_id=self._identity.executor_id,
-            executor_name=self._identity.executor_name,
-            executor_kind=self._identity.executor_kind,
-            sdk=self._identity.sdk,
-            capabilities=self._capabilities,
-            labels=self._identity.labels,
-            held_jobs=[self._held(job) for job in self.jobs.values()],
-        )
-
-    def on_welcome(self, session: Session, welcome: dispatch_pb2.Welcome) -> None:
+    def begin_session(self, session: Session, max_payload_bytes: int) -> None:
+        """Speak through this session. max_payload_bytes: 0 leaves the limit as it is."""
         self.session = session
-        self.welcomed.set()
+        self.max_payload_bytes = max_payload_bytes or self.max_payload_bytes
         self.slots.new_session()
-        limits = welcome.terms.limits
-        self._outbox.event_window = limits.event_window or self._outbox.event_window
-        self._max_payload_bytes = limits.max_payload_bytes or self._max_payload_bytes
-        self._store.max_inline_bytes = limits.max_inline_bytes or self._store.max_inline_bytes
-        known = {ack.lease_token for ack in welcome.acks.acks}
-        known |= {refusal.lease_token for refusal in welcome.acks.refusals}
-        known |= {cancel.lease_token for cancel in welcome.cancels}
-        lost = set(welcome.lost_lease_tokens) | (self.jobs.keys() - known)
-        for token in lost:
-            self._lose(token)
-        self.on_acks(welcome.acks)
-        for cancel in welcome.cancels:
-            self._cancel(cancel)
         if self.slots.draining:
             session.drain(None)
-        self._after_change()
 
-    def on_jobs(self, jobs: dispatch_pb2.JobBatch) -> None:
-        for request in jobs.jobs:
-            if request.lease.lease_token not in self.jobs:  # a repeat changes nothing
-                self._take(request)
-        self._after_change()
-
-    def on_acks(self, acks: dispatch_pb2.EventAcks) -> None:
-        for ack in acks.acks:
-            for entry in self._outbox.acknowledge(ack.lease_token, ack.sequence, ack.missing):
-                self._on_stored(entry)
-            job = self.jobs.get(ack.lease_token)
-            if job is not None and job.has_ended and not self._outbox.holds(ack.lease_token):
-                self._forget(job)
-        for refusal in acks.refusals:
-            self._on_refused(refusal)
-        self._after_change()
-
-    def on_heartbeat_ack(self, ack: dispatch_pb2.HeartbeatAck, renewal: Renewal | None) -> None:
-        for token in ack.lost_lease_tokens:
-            self._lose(token)
-        if renewal is not None:
-            for token in renewal.tokens:
-                job = self.jobs.get(token)
-                if job is not None:
-                    job.clock.renewed(renewal.sent_at)
-                    self._begin_if_certain(job)
-        for cancel in ack.cancels:
-            self._cancel(cancel)
-        self._after_change()
-
-    def on_cancels(self, cancels: dispatch_pb2.CancelJobs) -> None:
-        for cancel in cancels.jobs:
-            self._cancel(cancel)
-        self._after_change()
-
-    def on_drain(self, drain: dispatch_pb2.Drain) -> None:
-        if not self.drain_requested.done():
-            within = drain.finish_within.ToNanoseconds() / 1e9 if drain.HasField("finish_within") else None
-            self.drain_requested.set_result(within)
-
-    def heartbeat_tokens(self) -> list[int]:
-        """Runners alive or starting, and finished jobs with unacknowledged events."""
-        return [token for token, job in self.jobs.items() if job.phase is not Phase.ACCEPTING]
+    def end_session(self) -> None:
+        self.session = None
 
     # What is decided elsewhere.
 
@@ -211,7 +122,7 @@ class Supervisor:
             else:
                 stop = Stop(StopKind.CANCEL, Code.EXECUTOR_SHUTDOWN)
                 self.stop(job, stop, grace_s)
-        self._after_change()
+        self.after_change()
 
     def stop(self, job: HeldJob, stop: Stop, grace_s: float) -> None:
         """Ask the handler to stop, and kill its runner after the grace. The first reason stays."""
@@ -232,13 +143,22 @@ class Supervisor:
         """The lease is no longer certain: nothing may run under it."""
         if job.phase is Phase.STARTING:
             self._withdraw(job)
+            for task in list(job.tasks):
+                task.cancel()
             job.phase = Phase.ACCEPTED  # goes on when it is renewed
         elif job.phase is Phase.RUNNING and job.runner is not None:
             log.warning("job.fenced", **job.names)
             message = f"no heartbeat was renewed for {now - job.clock.since:.1f} s"
             grace_s = min(job.clock.lease_s / 12, max(0.0, job.clock.over_at - now) / 2)
             self.stop(job, Stop(StopKind.FAIL, Code.LEASE_EXPIRED, message), grace_s)
-            self._after_change()
+            self.after_change()
+
+    def renewed(self, token: int, sent_at: float) -> None:
+        """A heartbeat sent at sent_at has renewed the lease."""
+        job = self.jobs.get(token)
+        if job is not None:
+            job.clock.renewed(sent_at)
+            self._begin_if_certain(job)
 
     # What the runners say.
 
@@ -268,19 +188,16 @@ class Supervisor:
             case OpenArtifact() | PutArtifact():
                 self._run_for(job, self._serve(job, runner, message))
             case LogLine():
-                self._log_line(job, message)
+                self._logs.said(job, message)
             case Succeeded() | Failed() | Stopped():
                 self._on_outcome(job, runner, message)
         if self.session is not None:
             self.session.wake()
 
     def on_runner_line(self, runner: Runner, stream: str, line: bytes) -> None:
-        text = self._redactor.text(line.decode("utf-8", "replace"))
-        names: dict[str, object] = {}
-        if len(runner.jobs) == 1:
-            job = self.jobs.get(next(iter(runner.jobs)))
-            names = {} if job is None else job.names
-        log.info("runner.line", stream=stream, line=text, runner_id=runner.runner_id, pid=runner.pid, **names)
+        # With one job it is that job's; of several nobody can tell whose.
+        job = self.jobs.get(next(iter(runner.jobs))) if len(runner.jobs) == 1 else None
+        self._logs.line(runner, job, stream, line)
 
     def on_runner_exit(self, runner: Runner, end: ProcessExit) -> None:
         if runner.jobs:
@@ -296,17 +213,19 @@ class Supervisor:
             runner.end_job(token)
             if job is not None and not job.has_ended:
                 self._conclude(job, job.outcome, end)
-        self._after_change()
+        self.after_change()
 
     def on_not_started(self, token: int, problem: str, end: ProcessExit | None) -> None:
         job = self.jobs.get(token)
         if job is not None and not job.has_ended:
             self._conclude(job, wire.failed_by_executor(job.lease, Code.RUNNER_CRASHED, problem), end)
-            self._after_change()
+            self.after_change()
 
     # A job's way.
 
-    def _take(self, request: job_pb2.JobRequest) -> None:
+    def take(self, request: job_pb2.JobRequest) -> None:
+        if request.lease.lease_token in self.jobs:
+            return  # a repeat changes nothing
         taken = self.slots.take(request.kind, request.kind_version)
         if isinstance(taken, NotTaken):
             self._reject(request.lease, taken.code, taken.message)
@@ -324,7 +243,15 @@ class Supervisor:
         self._timers.received(job)
         self._emit(self._events.accepted(job.lease))
 
-    def _on_stored(self, entry: Entry) -> None:
+    def acknowledged(self, ack: dispatch_pb2.EventAck) -> None:
+        """Events are stored: go on from there, or be done."""
+        for entry in self._outbox.acknowledge(ack.lease_token, ack.sequence, ack.missing):
+            self._stored(entry)
+        job = self.jobs.get(ack.lease_token)
+        if job is not None and job.has_ended and not self._outbox.holds(ack.lease_token):
+            self._forget(job)
+
+    def _stored(self, entry: Entry) -> None:
         job = self.jobs.get(entry.event.lease.lease_token)
         if job is None:
             return
@@ -354,13 +281,13 @@ class Supervisor:
         except JobFailure as error:
             if not job.has_ended:
                 self._conclude(job, wire.failed_by_executor(job.lease, error.code, error.message), None)
-                self._after_change()
+                self.after_change()
             return
         for secret in secrets.values():
             self._redactor.add(secret)
         if job.phase is Phase.STARTING:
             self._submit(job, secrets)
-            self._after_change()
+            self.after_change()
 
     def _submit(self, job: HeldJob, secrets: dict[str, str]) -> None:
         assert self.pool is not None  # noqa: S101 - set before the first session
@@ -368,7 +295,7 @@ class Supervisor:
             job.request,
             secrets=secrets,
             scratch=str(job.scratch),
-            max_payload_bytes=self._max_payload_bytes,
+            max_payload_bytes=self.max_payload_bytes,
             time_left_s=self._timers.left_s(job),
         )
         self.pool.submit(start, is_async=job.operation.is_async)
@@ -390,7 +317,7 @@ class Supervisor:
             return
         self._leave_runner(runner, job.token)
         self._conclude(job, outcome, None)
-        self._after_change()
+        self.after_change()
 
     def _conclude(self, job: HeldJob, outcome: Outcome | None, end: ProcessExit | None) -> None:
         """The handler runs no more: say how it ended. end: of its runner, if that has ended."""
@@ -404,26 +331,26 @@ class Supervisor:
             self._forget(job)
             return
         event = last_event(self._events, job, outcome, end, lease_now())
-        self._tell(job, event)
+        handler_logs.ended(job, event)
         if job.refused_sequence:
             self._outbox.replace(event, job.refused_sequence)
         else:
             self._emit(event)
 
-    def _on_refused(self, refusal: dispatch_pb2.EventRefusal) -> None:
+    def refused(self, refusal: dispatch_pb2.EventRefusal) -> None:
         job = self.jobs.get(refusal.lease_token)
         if job is None:
             return
         log.warning("event.refused", **job.names, code=refusal.code, sequence=refusal.sequence)
         if refusal.code == Code.LEASE_LOST:
-            self._lose(refusal.lease_token)
+            self.lose(refusal.lease_token)
             return
         if self._outbox.hold(refusal.lease_token, refusal.sequence) is None:
             return
         job.refusals += 1
         if job.refusals > MAX_REFUSALS:
             log.error("job.given_up", **job.names, code=refusal.code, message=refusal.message)
-            self._lose(refusal.lease_token)
+            self.lose(refusal.lease_token)
         elif refusal.code == Code.BLOBS_MISSING:
             self._run_for(job, self._upload_again(job, refusal))
         else:
@@ -436,7 +363,7 @@ class Supervisor:
             self._fail_in_place(job, refusal.sequence, error.code, error.message)
         else:
             self._outbox.resend(job.token, refusal.sequence)
-        self._after_change()
+        self.after_change()
 
     def _fail_in_place(self, job: HeldJob, sequence: int, code: str, message: str) -> None:
         """Say `failed` under the number of an event that cannot be stored."""
@@ -447,7 +374,7 @@ class Supervisor:
             job.refused_sequence = sequence
             self.stop(job, Stop(StopKind.FAIL, code, message), self._limits.grace_s)
 
-    def _cancel(self, cancel: dispatch_pb2.CancelJob) -> None:
+    def cancel(self, cancel: dispatch_pb2.CancelJob) -> None:
         job = self.jobs.get(cancel.lease_token)
         if job is None:
             return
@@ -458,7 +385,7 @@ class Supervisor:
             grace_s = cancel.grace.ToNanoseconds() / 1e9 if cancel.HasField("grace") else self._limits.grace_s
             self.stop(job, Stop(StopKind.CANCEL, cancel.reason or Code.CANCELLED), grace_s)
 
-    def _lose(self, token: int) -> None:
+    def lose(self, token: int) -> None:
         """The lease has passed on: stop, report nothing more."""
         job = self.jobs.get(token)
         if job is None:
@@ -505,7 +432,7 @@ class Supervisor:
         if not job.has_ended:
             self.slots.leave(job.request.kind)
 
-    def _after_change(self) -> None:
+    def after_change(self) -> None:
         self.changed.set()
         if self.session is None:
             return
@@ -513,16 +440,10 @@ class Supervisor:
             self.session.set_credit(self.slots.credit())
         self.session.wake()
 
-    def _held(self, job: HeldJob) -> dispatch_pb2.HeldJob:
-        last, acked = self._outbox.sequences(job.token)
-        return dispatch_pb2.HeldJob(
-            lease=job.lease, last_sequence=last, acked_sequence=acked, finished=job.has_ended
-        )
-
     def _on_timeout(self, job: HeldJob, reason: Code) -> None:
         log.info("job.timed_out", **job.names, reason=str(reason))
         self.stop(job, Stop(StopKind.CANCEL, reason), self._limits.grace_s)
-        self._after_change()
+        self.after_change()
 
     def _on_grace_over(self, job: HeldJob) -> None:
         if job.runner is not None and not job.has_ended:
@@ -546,20 +467,7 @@ class Supervisor:
         except OSError as error:  # a full disk is the executor's trouble, and the handler's to hear of
             code, problem = Code.DEPENDENCY_UNAVAILABLE, f"{type(error).__name__}: {error}"
         if code == Code.LEASE_LOST:
-            self._lose(job.token)
-            self._after_change()
+            self.lose(job.token)
+            self.after_change()
         else:
             runner.send(Reply(job.token, message.request, path, str(code), problem))
-
-    def _log_line(self, job: HeldJob, line: LogLine) -> None:
-        values = {f"handler_{key}": self._redactor.text(value) for key, value in line.values.items()}
-        method = getattr(log, line.level if line.level in ("debug", "info", "warning", "error") else "info")
-        method("handler.said", said=self._redactor.text(line.event), **values, **job.names)
-
-    def _tell(self, job: HeldJob, event: job_pb2.ProgressEvent) -> None:
-        if event.HasField("succeeded"):
-            log.debug("job.succeeded", **job.names)
-        elif event.HasField("failed"):
-            log.warning("job.failed", **job.names, code=event.failed.code, message=event.failed.message)
-        else:
-            log.info("job.cancelled", **job.names, reason=event.cancelled.reason)
