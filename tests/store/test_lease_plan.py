@@ -1,0 +1,133 @@
+"""The plans of hot statements on full tables, and that every statement of db/queries fits the schema."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from rara_scheduler.store.queries import load_queries, query
+from support.store_world import LEASE_S, StoreWorld, new_id, store_world
+
+READY = 100_000
+SERVED = [1, 2, 3]
+
+
+@pytest_asyncio.fixture
+async def connection(database_url: str) -> "AsyncIterator[asyncpg.Connection[asyncpg.Record]]":
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close(timeout=10)
+
+
+@pytest_asyncio.fixture
+async def world(database_url: str) -> AsyncIterator[StoreWorld]:
+    async with store_world(database_url) as opened:
+        yield opened
+
+
+async def fill_ready(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Ready steps of which one in a hundred belongs to a served route; the oldest belong to others."""
+    await connection.execute(
+        """insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, released_at, revision)
+           select case when n % 100 = 0 then 1 + n / 100 % 3 else 10 + n % 40 end,
+                  now() - make_interval(secs => 100000 - n), gen_random_uuid(), gen_random_uuid(), now(), 1
+             from generate_series(1, $1::int) n""",
+        READY,
+    )
+    await connection.execute("analyze rara.ready")
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+async def test_leasing_probes_the_index_per_route_and_sorts_no_ready_step(
+    connection: "asyncpg.Connection[asyncpg.Record]", mode: str
+) -> None:
+    await fill_ready(connection)
+    await connection.execute(f"set plan_cache_mode = {mode}")
+    await connection.execute("set jit = off")
+    await connection.execute(f"prepare lease as {query('grant_leases')}")
+    executor_id = new_id()
+    slots = "array[" + ", ".join([f"'{executor_id}'"] * 50) + "]::uuid[]"
+    routes = "array[1, 2, 3]"
+    transaction = connection.transaction()
+    await transaction.start()
+    explained = await connection.fetchval(
+        f"explain (analyze, timing off, format json) execute lease({routes}, array[50, 50, 50],"
+        " array['1970-01-01', '1970-01-01', '1970-01-01']::timestamptz[],"
+        " array_fill('00000000-0000-0000-0000-000000000000'::uuid, array[3]),"
+        f" 50, {slots}, 30)"
+    )
+    await transaction.rollback()
+    everything = list(nodes(json.loads(explained)[0]["Plan"]))
+    on_ready = [node for node in everything if node.get("Relation Name") == "ready"]
+    assert on_ready
+    scans = [node for node in on_ready if node["Node Type"] != "ModifyTable"]
+    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan", "Tid Scan"}
+    read = sum(node["Actual Rows"] * node["Actual Loops"] for node in scans)
+    assert read <= 150 + 50 + 10  # what the probes may return, and the rows that are taken
+    for node in everything:
+        if node["Node Type"] == "Sort":
+            assert node["Actual Rows"] * node["Actual Loops"] <= 150
+
+
+async def test_leasing_stays_flat_when_nothing_of_the_route_is_ready(
+    connection: "asyncpg.Connection[asyncpg.Record]",
+) -> None:
+    await fill_ready(connection)
+    await connection.execute("set plan_cache_mode = force_generic_plan")
+    await connection.execute(f"prepare lease as {query('grant_leases')}")
+    explained = await connection.fetchval(
+        "explain (analyze, buffers, timing off, format json) execute lease(array[9], array[50],"
+        " array['1970-01-01']::timestamptz[], array['00000000-0000-0000-0000-000000000000']::uuid[], 50,"
+        f" array['{new_id()}']::uuid[], 30)"
+    )
+    plan = json.loads(explained)[0]["Plan"]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 50
+
+
+async def test_renewals_are_heap_only_updates(world: StoreWorld) -> None:
+    await world.define("wide", {f"s{i}": {} for i in range(200)})
+    await world.start("wide")
+    grants = await world.lease(200)
+    assert len(grants) == 200
+    beats = [(g.step_run_id, g.lease_token, g.executor_id) for g in grants]
+
+    async def updates() -> tuple[int, int]:
+        await world.raw.execute("select pg_stat_clear_snapshot()")
+        row = await world.raw.fetchrow(
+            "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables"
+            " where schemaname = 'rara' and relname = 'lease'"
+        )
+        assert row is not None
+        return row["n_tup_upd"], row["n_tup_hot_upd"]
+
+    # Counted in one session, so that its statistics can be flushed and read in order.
+    statement = query("renew_leases")
+    columns = [list(column) for column in zip(*beats, strict=True)]
+    await world.raw.execute("select pg_stat_force_next_flush()")
+    before = await updates()
+    for _ in range(10):
+        rows = await world.raw.fetch(statement, *columns, LEASE_S, 5.0)
+        assert len(rows) == 200
+    await world.raw.execute("select pg_stat_force_next_flush()")
+    after = await updates()
+    renewed, hot = after[0] - before[0], after[1] - before[1]
+    assert renewed == 2000
+    assert hot >= 0.95 * renewed
+
+
+async def test_every_statement_fits_the_schema(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    refused = {}
+    for name in load_queries():
+        try:
+            await connection.prepare(query(name))
+        except asyncpg.PostgresError as error:
+            refused[name] = str(error)
+    assert refused == {}

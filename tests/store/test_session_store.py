@@ -1,0 +1,132 @@
+"""Executors as the database knows them: sessions that replace each other, inventories, drains, cancels."""
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from rara_scheduler.domain.attempt import CancelReceipt
+from rara_scheduler.domain.routing import Capability, Offer
+from support.store_world import (
+    StoreWorld,
+    accepted,
+    ending,
+    new_id,
+    progress,
+    running,
+    store_world,
+    succeeded,
+)
+
+OFFER = Offer("python", (Capability("work.do", ("1.0.0", "1.1.0"), 4),), {"zone": "a"})
+
+
+@pytest_asyncio.fixture
+async def world(database_url: str) -> AsyncIterator[StoreWorld]:
+    async with store_world(database_url) as opened:
+        yield opened
+
+
+async def open_session(
+    world: StoreWorld, executor_id: str, scheduler_id: str | None = None
+) -> tuple[str, bool]:
+    session_id = new_id()
+    draining = await world.sessions.open(
+        executor_id=executor_id,
+        executor_name="host-1",
+        sdk="rara-python/1",
+        offer=OFFER,
+        schemas={"work.do": "ab" * 32},
+        session_id=session_id,
+        scheduler_id=scheduler_id or new_id(),
+    )
+    return session_id, draining
+
+
+async def test_the_newest_session_of_an_executor_is_the_one_that_lives(world: StoreWorld) -> None:
+    executor_id = new_id()
+    old, _ = await open_session(world, executor_id)
+    new, _ = await open_session(world, executor_id)
+    assert await world.sessions.seen([(executor_id, old, 0, 1)]) == {}
+    assert await world.sessions.seen([(executor_id, new, 2, 3)]) == {executor_id: False}
+    await world.sessions.close(executor_id, old)
+    row = await world.raw.fetchrow("select in_flight, free_credit, ended_at from rara.executor")
+    assert tuple(row) == (2, 3, None)
+    await world.sessions.close(executor_id, new)
+    row = await world.raw.fetchrow("select in_flight, free_credit, ended_at is null from rara.executor")
+    assert tuple(row) == (0, 0, False)
+
+
+async def test_a_drain_is_remembered_over_a_reconnect(world: StoreWorld) -> None:
+    executor_id = new_id()
+    _, draining = await open_session(world, executor_id)
+    assert not draining
+    assert await world.sessions.drain(executor_id)
+    session_id, draining = await open_session(world, executor_id)
+    assert draining
+    assert await world.sessions.seen([(executor_id, session_id, 0, 0)]) == {executor_id: True}
+    assert not await world.sessions.drain(new_id())
+    _, fresh = await open_session(world, new_id())  # a new process under the same name is another executor
+    assert not fresh
+
+
+async def test_what_connected_executors_offer_is_known_to_every_scheduler(world: StoreWorld) -> None:
+    executor_id = new_id()
+    session_id, _ = await open_session(world, executor_id)
+    assert await world.sweeps.live_offers(15.0) == [OFFER]
+    assert (await world.sweeps.look_around()).others_known
+    await world.raw.execute("update rara.executor set last_seen_at = now() - interval '16 s'")
+    assert await world.sweeps.live_offers(15.0) == []
+    await world.sessions.seen([(executor_id, session_id, 0, 0)])
+    assert await world.sweeps.live_offers(15.0) == [OFFER]
+    await world.sessions.close(executor_id, session_id)
+    assert await world.sweeps.live_offers(15.0) == []
+
+
+async def test_the_inventory_names_leases_their_newest_event_and_what_is_missing(world: StoreWorld) -> None:
+    await world.define("two", {"a": {}, "b": {}})
+    await world.start("two")
+    executor_id = new_id()
+    first, second = await world.lease(2, executor_id)
+    await world.report(first, accepted(), running(), progress(5), progress(7))
+    leases = {lease.lease_token: lease for lease in await world.sessions.leases(executor_id)}
+    assert set(leases) == {first.lease_token, second.lease_token}
+    held = leases[first.lease_token]
+    assert (held.accepted, held.last_sequence, held.missing, held.kind) == (True, 7, (3, 4, 6), "work.do")
+    held = leases[second.lease_token]
+    assert (held.accepted, held.last_sequence, held.missing) == (False, 0, ())
+    assert await world.sessions.leases(new_id()) == []
+
+
+async def test_tokens_of_ended_attempts_are_told_with_what_is_stored_of_them(world: StoreWorld) -> None:
+    await world.define("one", {"a": {}})
+    await world.start("one")
+    first = await world.lease_one()
+    await world.report(first, accepted(), running(), progress(3))
+    await world.expire(first)
+    for found in await world.sweeps.reclaimable("00000000-0000-0000-0000-000000000000"):
+        assert found.lease_token == first.lease_token
+    await world.say(first, ending("LEASE_EXPIRED"))
+    await world.make_due()
+    second = await world.lease_one()
+    await world.report(second, accepted(), running(), succeeded(3))
+    step = first.step_run_id
+    closed = await world.sessions.closed(
+        [(step, first.lease_token), (step, second.lease_token), (step, 10_000), (new_id(), first.lease_token)]
+    )
+    assert closed == {first.lease_token: 3, second.lease_token: 3}
+    assert await world.sessions.closed([]) == {}
+
+
+async def test_a_cancel_is_undelivered_until_its_receipt(world: StoreWorld) -> None:
+    await world.define("one", {"a": {}})
+    run_id = await world.start("one")
+    grant = await world.lease_one()
+    await world.report(grant, accepted(), running())
+    assert await world.sessions.undelivered_cancels([grant.executor_id]) == []
+    await world.cancel(run_id)
+    (order,) = await world.sessions.undelivered_cancels([grant.executor_id])
+    assert (order.lease_token, order.reason) == (grant.lease_token, "CANCELLED")
+    assert await world.sessions.undelivered_cancels([new_id()]) == []
+    await world.report(grant, CancelReceipt())
+    assert await world.sessions.undelivered_cancels([grant.executor_id]) == []
+    (held,) = await world.sessions.leases(grant.executor_id)
+    assert held.cancel_reason == "CANCELLED"
