@@ -45,7 +45,7 @@ LOCK := $(RUN)/uv pip compile -q --universal --generate-hashes --python-version 
 lock: $(VENV)/.dev ## write the lock files in requirements/
 	$(LOCK) requirements/installer.in -o requirements/installer.lock
 	$(LOCK) pyproject.toml requirements/build.in --extra all -o requirements/runtime.lock
-	$(LOCK) pyproject.toml requirements/build.in --extra all --group dev \
+	$(LOCK) pyproject.toml requirements/build.in --extra all --extra speed --group dev \
 		-c requirements/runtime.lock -o requirements/dev.lock
 
 clean: ## remove what can be made again: environment, caches, the demo's data
