@@ -140,7 +140,8 @@ async def test_cancels_commits_heartbeats_and_sweeps_do_not_lock_each_other_out(
     worlds: list[StoreWorld],
 ) -> None:
     first = worlds[0]
-    steps = {f"s{i}": {} for i in range(8)} | {f"t{i}": {"depends_on": ["s0", "s1"]} for i in range(4)}
+    steps: dict[str, dict[str, object]] = {f"s{i}": {} for i in range(8)}
+    steps |= {f"t{i}": {"depends_on": ["s0", "s1"]} for i in range(4)}
     await first.define("fast", steps)
     await first.define("slow", steps, on_failure="ON_FAILURE_CONTINUE")
     held: list[Grant] = []

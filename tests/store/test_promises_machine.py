@@ -437,8 +437,7 @@ async def test_the_promises_hold_whatever_happens_for_long(postgres_server: Post
 async def test_an_empty_database_breaks_no_promise(database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     try:
-        assert {name: await connection.fetch(text) for name, text in NEVER.items()} == dict.fromkeys(
-            NEVER, []
-        )
+        broken = {name: rows for name, text in NEVER.items() if (rows := await connection.fetch(text))}
+        assert broken == {}
     finally:
         await connection.close()

@@ -48,10 +48,10 @@ async def test_the_newest_session_of_an_executor_is_the_one_that_lives(world: St
     assert await world.sessions.seen([(executor_id, old, 0, 1)]) == {}
     assert await world.sessions.seen([(executor_id, new, 2, 3)]) == {executor_id: False}
     await world.sessions.close(executor_id, old)
-    row = await world.raw.fetchrow("select in_flight, free_credit, ended_at from rara.executor")
+    (row,) = await world.raw.fetch("select in_flight, free_credit, ended_at from rara.executor")
     assert tuple(row) == (2, 3, None)
     await world.sessions.close(executor_id, new)
-    row = await world.raw.fetchrow("select in_flight, free_credit, ended_at is null from rara.executor")
+    (row,) = await world.raw.fetch("select in_flight, free_credit, ended_at is null from rara.executor")
     assert tuple(row) == (0, 0, False)
 
 

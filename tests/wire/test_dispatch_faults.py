@@ -104,7 +104,7 @@ async def test_the_stream_cut_after_each_event_stores_every_event_in_order_once(
     lease = None
     events: list[job_pb2.ProgressEvent] = []
     for cut_after in range(7):
-        listed = [] if lease is None else [held(lease, len(events))]
+        listed: list[dispatch_pb2.HeldJob] = [] if lease is None else [held(lease, len(events))]
         async with world.executor(executor_id=executor_id, credit=1, held_jobs=listed) as executor:
             executor_id = executor.executor_id
             if lease is None:
