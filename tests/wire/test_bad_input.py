@@ -379,8 +379,8 @@ async def test_bad_terms_of_other_calls(world: RunningScheduler) -> None:
         await is_refused(world, method, case)
     assert await world.run_state(run_id) == "pending"
     for depth in (0, 1):
-        request = S.QueryLineageRequest(workflow_run_id=run_id, direction=up, depth=depth)
-        assert not (await world.workflows.QueryLineage(request, timeout=WAIT_S)).edges
+        lineage = S.QueryLineageRequest(workflow_run_id=run_id, direction=up, depth=depth)
+        assert not (await world.workflows.QueryLineage(lineage, timeout=WAIT_S)).edges
     request = S.CancelRunRequest(workflow_run_id=run_id, grace=Duration(seconds=86400), message="m" * 10_000)
     assert (
         await world.workflows.CancelRun(request, timeout=WAIT_S)

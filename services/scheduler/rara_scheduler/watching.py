@@ -1,7 +1,7 @@
 """Following a run or an attempt: what is sent, in which order, and when it ends."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -91,7 +91,7 @@ class Watching:
         self._alive_s = alive_s
         self._now_s = now_s
 
-    async def run(self, workflow_run_id: str, after_revision: int) -> AsyncIterator[RunUpdate]:
+    async def run(self, workflow_run_id: str, after_revision: int) -> AsyncGenerator[RunUpdate, None]:
         """Every change of a run after a revision; from 0 first all that is there, then SnapshotEnd.
 
         Ends after the terminal state was sent. Steps come before the run whose revision tells of them. Raises Fault:
@@ -131,7 +131,9 @@ class Watching:
                     yield RunUpdate(follower.revision, Alive())
                 await self._next_look(bell, pace)
 
-    async def step(self, step_run_id: str, attempt: int, after_sequence: int) -> AsyncIterator[StepUpdate]:
+    async def step(
+        self, step_run_id: str, attempt: int, after_sequence: int
+    ) -> AsyncGenerator[StepUpdate, None]:
         """The stored events of one attempt (0: the newest) behind a sequence number, in order, then live ones.
 
         The step itself comes first, and again whenever its state has changed. Ends when the attempt is over and all
@@ -252,6 +254,11 @@ class _RunFollower:
             # Read now, it may be newer than the mark; the mark's revision is up to where the steps are complete.
             run = await self._watch.run(self._run_id)
             self.revision = mark.revision
+            if run.state in RUN_TERMINAL and not ended:
+                # Closed in between: its last steps come first, so that who stops at the end has seen them.
+                async for update in self.changes(RunMark(run.state, run.revision)):
+                    yield update
+                return
             self.has_ended = ended
             yield RunUpdate(self.revision, run)
 

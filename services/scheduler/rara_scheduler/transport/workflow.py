@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 from google.protobuf.message import Message
 from rara.v1 import job_pb2, workflow_pb2, workflow_pb2_grpc
@@ -21,7 +22,7 @@ from rara_scheduler.transport import convert, convert_requests
 from rara_scheduler.transport.page_token import decode_token, invalid_token, page_size
 from rara_scheduler.transport.paging import fit_steps, in_batches, page
 from rara_scheduler.transport.status import answers, streams
-from rara_scheduler.watching import Alive, RunUpdate, SnapshotEnd, StoredStepEvent, Watching
+from rara_scheduler.watching import Alive, RunUpdate, SnapshotEnd, StepUpdate, StoredStepEvent, Watching
 
 Context = Any  # grpc.aio's generic context differs between its stubs and its run-time class
 _VERSION = re.compile(r"[0-9]{1,9}")
@@ -194,8 +195,9 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         self, request: workflow_pb2.WatchRunRequest, context: Context
     ) -> AsyncIterator[workflow_pb2.WatchRunResponse]:
         run_id = ids.run_id(request.workflow_run_id)
-        async for update in self._watching.run(run_id, request.after_revision):
-            yield _run_update(update)
+        async with aclosing(self._watching.run(run_id, request.after_revision)) as updates:
+            async for update in updates:
+                yield _run_update(update)
 
     # ------------------------------------------------------------ steps
 
@@ -231,14 +233,10 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         self, request: workflow_pb2.WatchStepRunRequest, context: Context
     ) -> AsyncIterator[workflow_pb2.WatchStepRunResponse]:
         step_id = ids.step_id(request.step_run_id)
-        async for update in self._watching.step(step_id, request.attempt, request.after_sequence):
-            match update:
-                case Alive():
-                    yield workflow_pb2.WatchStepRunResponse(alive=workflow_pb2.Alive())
-                case StepView():
-                    yield workflow_pb2.WatchStepRunResponse(step_run=convert.step_run(update, lean=True))
-                case StoredStepEvent():
-                    yield workflow_pb2.WatchStepRunResponse(event=_event(update))
+        watch = self._watching.step(step_id, request.attempt, request.after_sequence)
+        async with aclosing(watch) as updates:
+            async for update in updates:
+                yield _step_update(update)
 
     @answers
     async def ExplainStep(
@@ -376,6 +374,18 @@ def _run_update(update: RunUpdate) -> workflow_pb2.WatchRunResponse:
         case StepView() as step:
             response.step_run.CopyFrom(convert.step_run(step, lean=True))
     return response
+
+
+def _step_update(update: StepUpdate) -> workflow_pb2.WatchStepRunResponse:
+    match update:
+        case Alive():
+            return workflow_pb2.WatchStepRunResponse(alive=workflow_pb2.Alive())
+        case StepView():
+            return workflow_pb2.WatchStepRunResponse(step_run=convert.step_run(update, lean=True))
+        case StoredStepEvent():
+            return workflow_pb2.WatchStepRunResponse(event=_event(update))
+        case _:
+            assert_never(update)
 
 
 def _event(stored: StoredStepEvent) -> job_pb2.ProgressEvent:

@@ -1,0 +1,244 @@
+"""Watching a run step by step: what is sent after each change, in which order, and when it ends."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from rara_scheduler.domain.errors import Code, Fault
+from rara_scheduler.domain.views import RunView, StepView
+from rara_scheduler.store.reads import Reads
+from rara_scheduler.store.watch import WatchReads
+from rara_scheduler.watch_hub import ChangeHub
+from rara_scheduler.watching import Alive, SnapshotEnd, StoredStepEvent, Watching
+from support.store_world import (
+    StoreWorld,
+    accepted,
+    failed,
+    new_id,
+    progress,
+    running,
+    store_world,
+    succeeded,
+)
+
+PAIR: dict[str, dict[str, Any]] = {"a": {}, "b": {"depends_on": ["a"]}}
+
+
+class Clock:
+    """The monotonic clock, which tests push on."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+class WatchWorld:
+    def __init__(self, store: StoreWorld) -> None:
+        self.store = store
+        self.hub = ChangeHub()
+        self.clock = Clock()
+        reads = Reads(store.database, store.definitions, silent_after_s=10.0)
+        self.watching = Watching(
+            WatchReads(store.database, reads), reads, self.hub, poll_s=0.02, alive_s=15.0, now_s=self.clock
+        )
+
+
+@pytest_asyncio.fixture
+async def world(database_url: str) -> AsyncIterator[WatchWorld]:
+    async with store_world(database_url) as opened:
+        yield WatchWorld(opened)
+
+
+def told(update: Any) -> str:
+    """One update in a word: `a running`, `run failed`, `end of snapshot`, `alive`, `event 3`."""
+    match update:
+        case StepView():
+            return f"{update.step_name} {update.state}"
+        case RunView():
+            return f"run {update.state}"
+        case SnapshotEnd():
+            return "end of snapshot"
+        case Alive():
+            return "alive"
+        case StoredStepEvent():
+            return f"event {update.event.sequence}"
+    raise AssertionError(update)
+
+
+class Story:
+    """A watch, read as far as a test wants to."""
+
+    def __init__(self, updates: AsyncIterator[Any]) -> None:
+        self._updates = updates
+        self.revision = 0
+
+    async def next(self, count: int) -> list[str]:
+        found: list[str] = []
+        async with asyncio.timeout(20):
+            while len(found) < count:
+                update = await anext(self._updates)
+                if hasattr(update, "revision") and hasattr(update, "update"):
+                    self.revision, update = update.revision, update.update
+                found.append(told(update))
+        return found
+
+    async def rest(self) -> list[str]:
+        found: list[str] = []
+        try:
+            while True:
+                found += await self.next(1)
+        except StopAsyncIteration:
+            return found
+
+
+async def test_each_change_is_sent_once_and_a_steps_end_before_its_runs(world: WatchWorld) -> None:
+    store = world.store
+    await store.define("pair", PAIR)
+    run_id = await store.start("pair")
+    async with aclosing(world.watching.run(run_id, 0)) as updates:
+        story = Story(updates)
+        assert await story.next(4) == ["run pending", "a pending", "b pending", "end of snapshot"]
+        grant = await store.lease_one()  # touches no run row, and is found all the same
+        assert await story.next(1) == ["a leased"]
+        await store.report(grant, accepted())
+        assert await story.next(1) == ["a leased"]  # accepted: a new sequence number
+        assert await story.next(1) == ["run running"]
+        await store.report(grant, running())
+        assert await story.next(2) == ["a running", "run running"]
+        await store.report(grant, failed(3))
+        assert await story.next(2) == ["a retryable_failed", "run running"]
+        await store.make_due()
+        second = await store.lease_one()
+        assert await story.next(1) == ["a leased"]
+        await store.run_to_success(second)
+        assert sorted(await story.next(3)) == ["a succeeded", "b pending", "run running"]  # b: available now
+        third = await store.lease_one()
+        await store.report(third, accepted(1), running(2), failed(3, "BAD_DATA", retryable=False))
+        rest = await story.rest()
+        assert rest[-2:] == ["b terminal_failed", "run failed"]
+
+
+async def test_after_a_revision_only_later_changes_come(world: WatchWorld) -> None:
+    store = world.store
+    await store.define("pair", PAIR)
+    run_id = await store.start("pair")
+    await store.run_to_success(await store.lease_one())
+    async with aclosing(world.watching.run(run_id, 0)) as updates:
+        story = Story(updates)
+        assert (await story.next(4))[-1] == "end of snapshot"
+    async with aclosing(world.watching.run(run_id, story.revision)) as updates:
+        resumed = Story(updates)
+        await store.run_to_success(await store.lease_one())
+        assert (await resumed.rest())[-2:] == ["b succeeded", "run succeeded"]
+    with pytest.raises(Fault) as caught:
+        await anext(world.watching.run(run_id, resumed.revision + 1))
+    assert caught.value.code is Code.REVISION_COMPACTED
+    assert caught.value.metadata == {"workflow_run_id": run_id, "revision": str(resumed.revision)}
+
+
+async def test_a_run_that_closes_while_it_is_watched_from_before_sends_every_step_first(
+    world: WatchWorld,
+) -> None:
+    """Closing between two statements of one look must not show the end before the steps that made it."""
+    store = world.store
+    await store.define("pair", PAIR)
+    for _ in range(20):
+        run_id = await store.start("pair")
+        await store.run_to_success(await store.lease_one())
+        last = await store.lease_one()
+        async with aclosing(world.watching.run(run_id, 0)) as updates:
+            story = Story(updates)
+            await story.next(4)
+            closing = asyncio.create_task(store.run_to_success(last))
+            rest = await story.rest()
+            await closing
+        assert rest[-2:] == ["b succeeded", "run succeeded"]
+        assert rest.count("run succeeded") == 1
+
+
+async def test_silence_is_broken_by_alive(world: WatchWorld) -> None:
+    await world.store.define("pair", PAIR)
+    run_id = await world.store.start("pair")
+    async with aclosing(world.watching.run(run_id, 0)) as updates:
+        story = Story(updates)
+        await story.next(4)
+        for _ in range(2):
+            following = asyncio.create_task(story.next(1))
+            await asyncio.sleep(0.1)  # several looks: nothing to say
+            assert not following.done()
+            world.clock.ahead_s += 15.0
+            assert await following == ["alive"]
+
+
+async def test_a_change_wakes_the_watcher_before_its_poll(world: WatchWorld) -> None:
+    store = world.store
+    reads = Reads(store.database, store.definitions, silent_after_s=10.0)
+    slow = Watching(WatchReads(store.database, reads), reads, world.hub, poll_s=3600.0)
+    await store.define("pair", PAIR)
+    run_id = await store.start("pair")
+    async with aclosing(slow.run(run_id, 0)) as updates:
+        story = Story(updates)
+        await story.next(4)
+        following = asyncio.create_task(story.next(1))
+        await asyncio.sleep(0.1)
+        await store.lease_one()
+        assert not following.done()
+        world.hub.publish([run_id])
+        assert await following == ["a leased"]
+
+
+async def test_stored_events_come_in_order_with_the_states_between_them(world: WatchWorld) -> None:
+    store = world.store
+    await store.define("one", {"a": {}})
+    await store.start("one")
+    grant = await store.lease_one()
+    async with aclosing(world.watching.step(grant.step_run_id, 0, 0)) as updates:
+        story = Story(updates)
+        assert await story.next(1) == ["a leased"]
+        await store.report(grant, accepted())
+        assert await story.next(1) == ["event 1"]
+        await store.report(grant, running())
+        assert sorted(await story.next(2)) == ["a running", "event 2"]
+        await store.report(grant, progress(3, b"{}"))
+        assert await story.next(1) == ["event 3"]
+        await store.report(grant, succeeded(5))  # a gap is not waited for
+        assert await story.rest() == ["event 5", "a succeeded"]
+    late = Story(world.watching.step(grant.step_run_id, 1, 2))
+    assert await late.rest() == ["a succeeded", "event 3", "event 5"]
+
+
+async def test_the_watch_of_an_attempt_that_never_came_ends_with_its_step(world: WatchWorld) -> None:
+    store = world.store
+    await store.define("one", {"a": {}})
+    run_id = await store.start("one")
+    step_id = str(await store.raw.fetchval("select step_run_id from rara.step_run"))
+    async with aclosing(world.watching.step(step_id, 0, 0)) as updates:
+        story = Story(updates)
+        assert await story.next(1) == ["a pending"]
+        await store.cancel(run_id)
+        assert await story.rest() == ["a cancelled"]
+
+
+async def test_bad_places_to_watch_from_are_refused(world: WatchWorld) -> None:
+    await world.store.define("one", {"a": {}})
+    run_id = await world.store.start("one")
+    step_id = str(await world.store.raw.fetchval("select step_run_id from rara.step_run"))
+    w = world.watching
+    cases: list[tuple[AsyncIterator[Any], Code]] = [
+        (w.run(new_id(), 0), Code.RUN_NOT_FOUND),
+        (w.run(run_id, -1), Code.FIELD_INVALID),
+        (w.step(new_id(), 0, 0), Code.STEP_NOT_FOUND),
+        (w.step(step_id, -1, 0), Code.FIELD_INVALID),
+        (w.step(step_id, 2, 0), Code.FIELD_INVALID),
+        (w.step(step_id, 0, -1), Code.FIELD_INVALID),
+    ]
+    for updates, code in cases:
+        with pytest.raises(Fault) as caught:
+            await anext(updates)
+        assert caught.value.code is code
