@@ -43,6 +43,7 @@ T = TypeVar("T")
 TWICE = {"retry": {"max_attempts": 2}}
 DEFINITIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "single": ("FAIL_FAST", {"a": {}}),
+    "trio": ("FAIL_FAST", {"a": {}, "b": {}, "c": TWICE}),
     "chain": ("FAIL_FAST", {"a": TWICE, "b": {"depends_on": ["a"]}, "c": {"depends_on": ["b"]}}),
     "diamond": (
         "FAIL_FAST",
@@ -284,20 +285,16 @@ class Promises(RuleBasedStateMachine):
         assert renewed.keys() | lost == {token for _, token, _ in beats}
         assert not busy
 
-    @precondition(lambda self: len(self.told) > 1)
-    @rule(data=st.data(), ends=st.lists(st.sampled_from("sfFc"), min_size=2, max_size=4))
-    def several_end_in_one_batch(self, data: st.DataObject, ends: list[str]) -> None:
-        """Neighbours of one run whose ends are decided together."""
-        chosen = data.draw(
-            st.lists(st.sampled_from(range(len(self.told))), min_size=2, max_size=len(ends), unique=True)
-        )
+    @precondition(lambda self: len(self.runs) < 5)
+    @rule(ends=st.lists(st.sampled_from("sfFc"), min_size=3, max_size=3))
+    def neighbours_end_in_one_batch(self, ends: list[str]) -> None:
+        """Steps of one run whose ends are decided together: one may cancel the run, another ask for a retry."""
+        run_id = self.do(self.world.start("trio"))
+        self.runs.append(run_id)
+        self.lease(20)
+        mine = [told for told in self.told if told.grant.workflow_run_id == run_id]
         batch = []
-        steps = set()
-        for index, end in zip(chosen, ends, strict=False):
-            told = self.told[index]
-            if told.grant.lease_token in steps:
-                continue
-            steps.add(told.grant.lease_token)
+        for told, end in zip(mine, ends, strict=False):
             number = self.number(told)
             item: Item = succeeded(number)
             if end == "f":
