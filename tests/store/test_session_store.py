@@ -45,12 +45,12 @@ async def test_the_newest_session_of_an_executor_is_the_one_that_lives(world: St
     executor_id = new_id()
     old, _ = await open_session(world, executor_id)
     new, _ = await open_session(world, executor_id)
-    assert await world.sessions.seen([(executor_id, old, 0, 1)]) == {}
+    assert await world.sessions.seen([(executor_id, old, 0, 1)]) == {executor_id: None}
     assert await world.sessions.seen([(executor_id, new, 2, 3)]) == {executor_id: False}
-    await world.sessions.close(executor_id, old)
+    await world.sessions.close(executor_id, old, for_good=True)
     (row,) = await world.raw.fetch("select in_flight, free_credit, ended_at from rara.executor")
     assert tuple(row) == (2, 3, None)
-    await world.sessions.close(executor_id, new)
+    await world.sessions.close(executor_id, new, for_good=True)
     (row,) = await world.raw.fetch("select in_flight, free_credit, ended_at is null from rara.executor")
     assert tuple(row) == (0, 0, False)
 
@@ -77,7 +77,7 @@ async def test_what_connected_executors_offer_is_known_to_every_scheduler(world:
     assert await world.sweeps.live_offers(15.0) == []
     await world.sessions.seen([(executor_id, session_id, 0, 0)])
     assert await world.sweeps.live_offers(15.0) == [OFFER]
-    await world.sessions.close(executor_id, session_id)
+    await world.sessions.close(executor_id, session_id, for_good=True)
     assert await world.sweeps.live_offers(15.0) == []
 
 
@@ -96,7 +96,7 @@ async def test_the_inventory_names_leases_their_newest_event_and_what_is_missing
     assert await world.sessions.leases(new_id()) == []
 
 
-async def test_tokens_of_ended_attempts_are_told_with_what_is_stored_of_them(world: StoreWorld) -> None:
+async def test_only_an_attempt_that_the_executor_ended_itself_is_told_as_closed(world: StoreWorld) -> None:
     await world.define("one", {"a": {}})
     await world.start("one")
     first = await world.lease_one()
@@ -112,7 +112,7 @@ async def test_tokens_of_ended_attempts_are_told_with_what_is_stored_of_them(wor
     closed = await world.sessions.closed(
         [(step, first.lease_token), (step, second.lease_token), (step, 10_000), (new_id(), first.lease_token)]
     )
-    assert closed == {first.lease_token: 3, second.lease_token: 3}
+    assert closed == {second.lease_token: 3}  # the first was taken from it
     assert await world.sessions.closed([]) == {}
 
 
