@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -129,6 +130,37 @@ def many_children(job: BlockingJob) -> int:
     for _ in range(job.input["count"]):
         subprocess.run(["/bin/true"], check=True)
     return int(job.input["count"])
+
+
+@operation("demo.workers", version=V)
+def workers(job: BlockingJob) -> Any:
+    return squares(job.input)
+
+
+@operation("demo.workers_async", version=V)
+async def workers_async(job: Job) -> Any:
+    return await asyncio.to_thread(squares, job.input)
+
+
+def squares(method: str) -> list[int]:
+    context: Any = multiprocessing.get_context(method)
+    idler = context.Process(target=time.sleep, args=(600,))
+    idler.start()
+    with context.Pool(2) as pool:
+        result = pool.map(square, [1, 2, 3])
+    idler.terminate()
+    idler.join(5)
+    assert idler.exitcode == -signal.SIGTERM
+    return result
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+@operation("demo.hog", version=V)
+def hog(job: BlockingJob) -> int:
+    return len(bytearray(job.input))
 
 
 @operation("demo.ticks", version=V)

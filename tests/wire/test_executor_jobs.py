@@ -396,6 +396,31 @@ async def test_handlers_may_start_processes_and_report_from_threads(
     assert "progress" in scheduler.kinds(token)
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", ["demo.workers", "demo.workers_async"])
+async def test_handlers_may_use_multiprocessing(
+    scheduler: ScriptedScheduler, session: Session, token: int, kind: str, method: str
+) -> None:
+    assert await run(scheduler, session, token, kind, method) == [1, 4, 9]
+
+
+async def test_a_blocking_handler_that_waits_for_an_answer_can_be_cancelled(
+    scheduler: ScriptedScheduler, session: Session, token: int
+) -> None:
+    scheduler.acknowledge = lambda event: not event.HasField("effect")
+    try:
+        session.send_jobs(job(token, "demo.once_blocking"))
+        await session.frame(
+            "events",
+            lambda batch: any(e.HasField("effect") and e.lease.lease_token == token for e in batch.events),
+        )
+        session.cancel_job(token, grace_s=10)
+        cancelled = (await scheduler.event(token, "cancelled", bound_s=3)).cancelled
+        assert cancelled.runner_exit.exit_code == 0
+    finally:
+        scheduler.acknowledge = lambda _: True
+
+
 async def test_once_runs_its_function_once_and_gives_what_was_recorded(
     scheduler: ScriptedScheduler, session: Session
 ) -> None:

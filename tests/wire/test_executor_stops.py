@@ -283,3 +283,24 @@ async def test_the_warden_is_replaced_when_it_dies(
     assert len(second) == 1
     session.send_jobs(job(1, "demo.echo"))
     await scheduler.event(1, "succeeded")
+
+
+async def test_a_handler_over_its_memory_limit_is_out_of_memory(
+    scheduler: ScriptedScheduler, tmp_path: Path
+) -> None:
+    async with running(scheduler.address, tmp_path, memory_bytes=1 << 30):
+        session = await scheduler.session()
+        session.send_jobs(job(1, "demo.hog", input=2 << 30), job(2, "demo.hog", input=1 << 20))
+        assert (await scheduler.event(1, "failed")).failed.code == "OUT_OF_MEMORY"
+        await scheduler.event(2, "succeeded")
+
+
+async def test_a_runner_that_the_kernel_killed_for_memory_says_so(
+    scheduler: ScriptedScheduler, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Stands for the kernel's counter, which a test should not raise for the whole machine.
+    monkeypatch.setattr("rara_executor.child_process.oom_kills", lambda: 1 << 60)
+    session.send_jobs(job(1, "demo.die", input={"how": "kill"}))
+    failed = (await scheduler.event(1, "failed")).failed
+    assert failed.code == "OUT_OF_MEMORY"
+    assert (failed.runner_exit.signal, failed.runner_exit.out_of_memory) == (9, True)

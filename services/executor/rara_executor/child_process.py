@@ -49,7 +49,7 @@ class ChildProcess:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
         self._killed_by_us = False
         self._process = subprocess.Popen(
             argv,
@@ -103,7 +103,7 @@ class ChildProcess:
         result = ProcessExit(
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            out_of_memory=killed and _oom_kills() > self._oom_kills,
+            out_of_memory=killed and oom_kills() > self._oom_kills,
             peak_memory_bytes=usage.ru_maxrss * _MAXRSS_BYTES,
         )
         for reader in self._readers:
@@ -191,7 +191,7 @@ def _kill_group(group: int) -> None:
         os.kill(group, signal.SIGKILL)
 
 
-def _oom_kills() -> int:
+def oom_kills() -> int:
     """How often the kernel has killed for want of memory since it started; 0 where it does not say."""
     try:
         with open("/proc/vmstat", "rb") as file:  # noqa: PTH123 - a file of the kernel, never long

@@ -24,6 +24,8 @@ from rara_executor.runner_protocol import (
     encode,
 )
 
+UNLINKED_S = 1.0
+
 
 class RunnerState(StrEnum):
     STARTING = "starting"  # importing the user's modules
@@ -168,7 +170,9 @@ class Runner(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._transport = None
         if self._process is not None and self.state is not RunnerState.LEAVING:
-            self.kill()  # a runner that closed its link can neither be told nor tell anything
+            # A dying process closes its link before its end can be seen, and who killed it must stay known. One
+            # that lives on without a link can neither be told nor tell anything.
+            asyncio.get_running_loop().call_later(UNLINKED_S, self.kill)
 
     def _on_exit(self, end: ProcessExit) -> None:
         # What it wrote before it ended may still be in the socket, and a result in it counts.

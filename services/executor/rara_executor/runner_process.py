@@ -4,6 +4,7 @@ Started as `python -m rara_executor.runner_process FD PARENT_PID`, where FD is i
 """
 
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -17,6 +18,7 @@ from rara_executor.runner_protocol import Assume, Decoder, Message, Ready, Setup
 def main(argv: list[str]) -> int:
     descriptor, parent = int(argv[0]), int(argv[1])
     die_with_parent(parent)
+    os.register_at_fork(after_in_child=_be_an_ordinary_process)
     os.set_inheritable(descriptor, False)  # what a handler starts must not hold the link open
     link = socket.socket(fileno=descriptor)
     decoder = Decoder()
@@ -36,6 +38,13 @@ def main(argv: list[str]) -> int:
     else:
         blocking_runner.run(link, handlers, decoder, rest)
     return 0
+
+
+def _be_an_ordinary_process() -> None:
+    """In what a handler forks: a runner passes over stop signals, but multiprocessing ends its workers by one."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _prepare(setup: Setup) -> tuple[Handlers | None, str]:
