@@ -36,7 +36,7 @@ fi
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 if "$python" -m pip install -q --require-hashes -r requirements/installer.lock &&
-    UV_PYTHON_DOWNLOADS=never "$venv/bin/uv" pip install -q --python "$python" --require-hashes -r "$lock"; then
+    UV_PYTHON_DOWNLOADS=never "$venv/bin/uv" pip install -q --compile-bytecode --python "$python" --require-hashes -r "$lock"; then
     :
 else
     echo "setup: uv did not manage, pip goes on" >&2
