@@ -112,12 +112,11 @@ async def test_the_figures_of_the_language_reference_can_be_computed_again_from_
     assert 0.3 < figures["recall_at_1"] < figures["mrr"] < figures["recall_at_10"] < 0.99
 
 
-async def test_a_folder_of_a_thousand_files_is_read_whole_and_its_figures_hold(
+async def test_a_folder_of_mixed_files_is_read_whole_and_its_figures_hold(
     client: Client, tmp_path: Path
 ) -> None:
     folder = tmp_path / "texts"
-    expected = write_library_heads(folder, 1_200)
-    assert expected > 1_000
+    expected = write_library_heads(folder, 300)
     outcome = await run_pipeline(client, {"corpus": str(folder)})
     assert outcome.run.state == workflow_pb2.WORKFLOW_RUN_STATE_SUCCEEDED
     collected = outcome.output("collect")
