@@ -6,16 +6,38 @@
 select w.workflow_run_id::text, w.definition, w.definition_version, w.state, w.revision, w.labels::text as labels,
        case when length(w.input) <= coalesce($2::int, length(w.input)) then w.input end as input,
        length(w.input) as input_bytes,
+       w.steps_total,
        case when w.state = 'succeeded' then jsonb_build_object('succeeded', w.steps_total)::text
-            else (select jsonb_object_agg(c.state, c.n)::text
-                    from (select st.state, count(*) as n
-                            from (select s.step_run_id from rara.step_run s
-                                   where s.workflow_run_id = w.workflow_run_id
+            else (select jsonb_object_agg(c.state, c.n)::text -- of each table that tells a state; the rest is pending
+                    from (select o.state, sum(o.n) as n
+                            from (select r.state, count(*) as n
+                                    from rara.result r
+                                   where r.workflow_run_id = w.workflow_run_id
+                                   group by r.state
                                   union all
-                                  select u.step_run_id from rara.reused_step u
-                                   where u.workflow_run_id = w.workflow_run_id) as o
-                            join rara.step_state st on st.step_run_id = o.step_run_id
-                           group by st.state) as c)
+                                  select 'succeeded', count(*)
+                                    from rara.reused_step u
+                                   where u.workflow_run_id = w.workflow_run_id
+                                  union all
+                                  select case when l.started_at is null then 'leased' else 'running' end, count(*)
+                                    from rara.lease l
+                                   where l.workflow_run_id = w.workflow_run_id and w.ended_at is null
+                                   group by 1
+                                  union all
+                                  select 'retryable_failed', count(*)
+                                    from rara.waiting v
+                                   where v.workflow_run_id = w.workflow_run_id and w.ended_at is null
+                                  union all
+                                  select 'retryable_failed', count(*)
+                                    from rara.step_run s
+                                   cross join lateral ( -- by step, never through all that is ready
+                                         select
+                                           from rara.ready d
+                                          where d.step_run_id = s.step_run_id and d.attempt > 0
+                                         offset 0) as again
+                                   where s.workflow_run_id = w.workflow_run_id and w.ended_at is null) as o
+                           group by o.state
+                          having sum(o.n) > 0) as c)
        end as step_counts,
        w.failed_step_run_id::text, x.error::text as error, x.reason as failed_reason,
        w.retry_of_workflow_run_id::text, w.created_at, w.started_at, w.ended_at, w.deadline, w.cancel_requested_at
@@ -144,6 +166,15 @@ select st.step_run_id::text
    and ($4::uuid is null or st.step_run_id < $4)
  order by st.step_run_id desc
  limit $5;
+
+-- name: step_ids_of_run
+-- Up to $2 steps that the run $1 shows, its own and those that it reuses, the oldest first.
+select o.step_run_id::text
+  from (select s.step_run_id from rara.step_run s where s.workflow_run_id = $1::uuid
+        union all
+        select u.step_run_id from rara.reused_step u where u.workflow_run_id = $1::uuid) as o
+ order by o.step_run_id
+ limit $2;
 
 -- name: list_steps
 -- A page of all steps, the newest first. $1 kind or null, $2 below which step, $3 how many.

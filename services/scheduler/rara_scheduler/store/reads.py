@@ -35,6 +35,7 @@ from rara_scheduler.store.view_rows import (
 
 LEAN_BYTES: Final = 4096  # larger payloads are left out of lists and watches
 MAX_STEPS_WITH_RUN: Final = 1000
+MAX_STEPS: Final = 1_000_000  # of one run: more than any definition may have
 _LEAN_TOTAL_BYTES: Final = 2 * 1024 * 1024  # of payloads in one answer, whose frame may have 4 MiB
 
 
@@ -64,7 +65,8 @@ class Reads:
 
     async def get_run(self, workflow_run_id: str) -> RunView:
         """One run with all its payloads. Raises RUN_NOT_FOUND."""
-        async with self.snapshot() as connection:
+        # No snapshot: the run is one statement, and its artifacts never change.
+        async with self._database.connection() as connection:
             found = await self.runs(connection, [workflow_run_id], None)
         if not found:
             raise run_not_found(workflow_run_id)
@@ -76,8 +78,7 @@ class Reads:
             found = await self.runs(connection, [workflow_run_id], LEAN_BYTES)
             if not found:
                 raise run_not_found(workflow_run_id)
-            ids = await self.step_ids_of_run(connection, workflow_run_id)
-            ids = ids[:MAX_STEPS_WITH_RUN]
+            ids = await self.step_ids_of_run(connection, workflow_run_id, MAX_STEPS_WITH_RUN)
             rows = await self._step_rows(connection, ids, lean_bytes(len(ids)))
         return found[0], await self._step_views(rows)
 
@@ -165,12 +166,12 @@ class Reads:
             rows = await self._step_rows(connection, ids, max_bytes)
         return await self._step_views(rows)
 
-    async def step_ids_of_run(self, connection: Connection, workflow_run_id: str) -> list[str]:
-        """All steps that a run shows, by id: reused ones come first, being older."""
-        rows = await connection.fetch(
-            query("list_steps_of_run"), workflow_run_id, None, None, None, 2_000_000_000
-        )
-        return [row["step_run_id"] for row in reversed(rows)]
+    async def step_ids_of_run(
+        self, connection: Connection, workflow_run_id: str, limit: int = MAX_STEPS
+    ) -> list[str]:
+        """The steps that a run shows, by id: reused ones come first, being older."""
+        rows = await connection.fetch(query("step_ids_of_run"), workflow_run_id, limit)
+        return [row["step_run_id"] for row in rows]
 
     async def _step_rows(
         self, connection: Connection, ids: Sequence[str], max_bytes: int | None

@@ -58,6 +58,13 @@ def artifact_view(row: asyncpg.Record, sizes: Mapping[str, int] | None = None) -
     )
 
 
+def _counts(row: asyncpg.Record) -> dict[str, int]:
+    """Steps by state: what no table tells a state of is pending."""
+    counts: dict[str, int] = json.loads(row["step_counts"] or "{}")
+    pending = row["steps_total"] - sum(counts.values())
+    return counts | {StepState.PENDING: pending} if pending else counts
+
+
 def run_view(row: asyncpg.Record, artifacts: Sequence[ArtifactView]) -> RunView:
     error = _error(row["error"])
     if error is None and row["failed_reason"]:  # closed by the database alone: a deadline, nobody to run it
@@ -70,7 +77,7 @@ def run_view(row: asyncpg.Record, artifacts: Sequence[ArtifactView]) -> RunView:
         revision=row["revision"],
         input=_payload(row["input"], row["input_bytes"]),
         input_artifacts=artifacts,
-        step_counts=json.loads(row["step_counts"] or "{}"),
+        step_counts=_counts(row),
         failed_step_run_id=row["failed_step_run_id"],
         error=error,
         labels=json.loads(row["labels"]),

@@ -56,7 +56,7 @@ class WatchReads:
 
     async def run(self, workflow_run_id: str) -> RunView:
         """The run without large payloads. Raises RUN_NOT_FOUND."""
-        async with self._reads.snapshot() as connection:
+        async with self._database.connection() as connection:
             found = await self._reads.runs(connection, [workflow_run_id], LEAN_BYTES)
         if not found:
             raise run_not_found(workflow_run_id)
@@ -64,7 +64,7 @@ class WatchReads:
 
     async def all_step_ids(self, workflow_run_id: str) -> list[str]:
         """Every step that the run shows, reused ones too, by id."""
-        async with self._reads.snapshot() as connection:
+        async with self._database.connection() as connection:
             return await self._reads.step_ids_of_run(connection, workflow_run_id)
 
     async def open_step_ids(self, workflow_run_id: str) -> list[str]:
