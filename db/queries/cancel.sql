@@ -63,10 +63,13 @@ returning step_run_id::text, workflow_run_id::text, reason;
 with target as (
     select * from unnest($1::uuid[], $2::text[], $3::bigint[]) t(step_run_id, why, at_revision)
 ), from_waiting as (
-    delete from rara.waiting w using target t where w.step_run_id = t.step_run_id
+    delete from rara.waiting w using target t
+     where w.step_run_id = t.step_run_id and t.why = 'DEADLINE_EXCEEDED' and w.deadline <= now()
     returning w.step_run_id, w.workflow_run_id, w.attempt, w.failures, w.released_at, w.deadline, t.why, t.at_revision
 ), from_ready as (
-    delete from rara.ready r using target t where r.step_run_id = t.step_run_id
+    delete from rara.ready r using target t
+     where r.step_run_id = t.step_run_id
+       and case t.why when 'DEADLINE_EXCEEDED' then r.deadline else r.schedule_deadline end <= now()
     returning r.step_run_id, r.workflow_run_id, r.attempt, r.failures, r.released_at, r.deadline, t.why, t.at_revision
 ), gone as (
     select * from from_waiting union all select * from from_ready

@@ -75,12 +75,6 @@ select idempotency_key, data from rara.checkpoint where idempotency_key = any($1
 -- name: carried_effects
 select idempotency_key, name, result from rara.effect where idempotency_key = any($1::text[]) order by recorded_at;
 
--- name: routes_with_ready
--- Which of the routes $1 have a step to lease: one probe each.
-select q.route_id
-  from unnest($1::int[]) q(route_id)
- where exists (select from rara.ready r where r.route_id = q.route_id);
-
 -- name: renew_leases
 -- Renew exactly the leases listed (step $1, token $2, executor $3). A row that a committer holds is skipped, not
 -- waited for: renewals take many rows and no run, so waiting here could deadlock with a cascade.
@@ -109,9 +103,16 @@ select l.lease_token
   join rara.lease l on l.step_run_id = b.step_run_id and l.lease_token = b.lease_token;
 
 -- name: seen_executors
--- Note that sessions live. A session that is missing in the answer was replaced, on whichever scheduler.
-update rara.executor x
-   set last_seen_at = now(), in_flight = b.in_flight, free_credit = b.free_credit
-  from unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[]) b(executor_id, session_id, in_flight, free_credit)
- where x.executor_id = b.executor_id and x.session_id = b.session_id
-returning x.executor_id::text, x.draining;
+-- Note that sessions live. One that is no longer its executor's newest was replaced, on whichever scheduler.
+with beat as (
+    select executor_id, session_id, in_flight, free_credit
+      from unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[]) b(executor_id, session_id, in_flight, free_credit)
+), seen as (
+    update rara.executor x
+       set last_seen_at = now(), in_flight = b.in_flight, free_credit = b.free_credit
+      from beat b
+     where x.executor_id = b.executor_id and x.session_id = b.session_id
+)
+select x.executor_id::text, x.draining, x.session_id = b.session_id as is_newest
+  from beat b
+  join rara.executor x on x.executor_id = b.executor_id;

@@ -10,9 +10,9 @@ values ($1::uuid, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7::uuid, $8::uu
 returning draining;
 
 -- name: close_session
--- Only the newest session ends the row.
+-- Only the newest session ends the row. $3: the executor said goodbye; it takes nothing more, as if it drained.
 update rara.executor
-   set ended_at = now(), in_flight = 0, free_credit = 0
+   set ended_at = now(), in_flight = 0, free_credit = 0, draining = draining or $3::bool
  where executor_id = $1::uuid and session_id = $2::uuid and ended_at is null;
 
 -- name: drain_executor
@@ -28,14 +28,22 @@ select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l
  where l.executor_id = $1::uuid;
 
 -- name: closed_tokens
--- Tokens $2 of the steps $1 that ended an attempt: what is stored of each.
-select t.lease_token, x.last_sequence
-  from unnest($1::uuid[], $2::bigint[]) t(step_run_id, lease_token)
-  join rara.result x on x.step_run_id = t.step_run_id and x.lease_token = t.lease_token
-union all
-select t.lease_token, a.last_sequence
-  from unnest($1::uuid[], $2::bigint[]) t(step_run_id, lease_token)
-  join rara.step_attempt a on a.step_run_id = t.step_run_id and a.lease_token = t.lease_token;
+-- Tokens $2 of the steps $1 whose attempt the executor itself has ended: what is stored of each. An attempt that was
+-- taken from it is not among them: it has to stop.
+with closed as (
+    select t.lease_token, x.last_sequence, x.granted_on, x.step_run_id, x.attempt
+      from unnest($1::uuid[], $2::bigint[]) t(step_run_id, lease_token)
+      join rara.result x on x.step_run_id = t.step_run_id and x.lease_token = t.lease_token
+    union all
+    select t.lease_token, a.last_sequence, a.granted_on, a.step_run_id, a.attempt
+      from unnest($1::uuid[], $2::bigint[]) t(step_run_id, lease_token)
+      join rara.step_attempt a on a.step_run_id = t.step_run_id and a.lease_token = t.lease_token
+)
+select c.lease_token, c.last_sequence
+  from closed c
+ where exists (select from rara.step_event e
+                where e.granted_on = c.granted_on and e.step_run_id = c.step_run_id and e.attempt = c.attempt
+                  and e.type in ('succeeded', 'failed', 'cancelled'));
 
 -- name: stored_sequences
 -- Every stored number of one attempt, to find what never came.

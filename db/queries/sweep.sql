@@ -142,10 +142,11 @@ select o.step_run_id::text, o.workflow_run_id::text, o.route_id, o.deadline <= n
  limit $2::int;
 
 -- name: live_offers
--- What the connected executors offer: seen within $1 seconds, not draining.
+-- What executors offer that are connected or may be on their way back: seen within $1 seconds, not draining or gone.
 select x.executor_kind, x.capabilities::text as capabilities, x.labels::text as labels
   from rara.executor x
- where x.ended_at is null and not x.draining and x.last_seen_at > now() - make_interval(secs => $1::float8);
+ where not x.draining
+   and greatest(x.last_seen_at, x.ended_at) > now() - make_interval(secs => $1::float8);
 
 -- name: routes_after
 select route_id, executor_kind, kind, kind_version, required_labels::text as required_labels

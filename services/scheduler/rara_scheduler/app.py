@@ -59,6 +59,8 @@ from rara_scheduler.watching import Watching
 
 log = structlog.get_logger(__name__)
 
+_STOP_MARGIN_S = 0.5
+
 _NOT_UP_YET = (
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
@@ -278,7 +280,7 @@ class Scheduler:
                 ]
                 await self._stop_asked.wait()
                 try:
-                    async with asyncio.timeout(self._settings.stop_s):
+                    async with asyncio.timeout(0.8 * self._settings.stop_s):
                         await self._drain()
                 except TimeoutError:
                     log.warning("scheduler.stop_cut_short", stop_s=self._settings.stop_s)
@@ -381,6 +383,8 @@ async def serve(settings: Settings) -> int:
         if scheduler.stop_asked:
             os._exit(1)  # asked twice: at once; leases expire
         scheduler.stop()
+        # Whatever hangs: a process that was asked to stop ends. Leases expire, and nothing acknowledged is lost.
+        loop.call_later(settings.stop_s + _STOP_MARGIN_S, os._exit, 1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)

@@ -50,6 +50,9 @@ class Session:
     lapsed_grants: int = 0
     draining: bool = False
     closing: bool = False
+    unlisted: dict[int, int] = field(
+        default_factory=dict
+    )  # beats in a row that left out a token we think it holds
     unserved: set[tuple[str, str]] = field(default_factory=set)  # kinds and versions that it refused
     heartbeat_number: int = 0  # the newest received
     answered: int = 0  # the newest of our answers that it has received

@@ -11,6 +11,7 @@ from rara_scheduler.domain.retry import Ending, RetryPolicy, judge
 from rara_scheduler.domain.step import StepEvent, StepState, transition
 
 MAX_MISSING = 1000  # numbers named in one acknowledgement
+MAX_JUMP = 200_000  # numbers that one event may skip: twice the largest event_window
 
 
 class EventType(StrEnum):
@@ -209,7 +210,7 @@ def decide(
             case Report():
                 if item.sequence in seen:
                     continue
-                refusal = _refuse(item, blobs)
+                refusal = _refuse(item, decision.last_sequence, blobs)
                 if refusal is not None:
                     decision.refused.append(refusal)
                     continue
@@ -248,7 +249,13 @@ def overrule_retry(decision: Decision, cancel_reason: str) -> bool:
     return True
 
 
-def _refuse(report: Report, blobs: Mapping[str, int]) -> Refusal | None:
+def _refuse(report: Report, last_sequence: int, blobs: Mapping[str, int]) -> Refusal | None:
+    if report.sequence > last_sequence + MAX_JUMP:
+        return Refusal(
+            report.sequence,
+            Code.FIELD_INVALID,
+            f"sequence: {report.sequence} is more than {MAX_JUMP} beyond {last_sequence}, the newest that is stored",
+        )
     artifacts = report.outcome.artifacts if report.outcome else report.partial
     if not artifacts:
         return None

@@ -52,9 +52,10 @@ class Aftermath:
             if session is not None:
                 if decision.accept:
                     session.lapsed_grants = 0
-                if decision.closing is not None:
-                    credit_freed |= session.held.pop(token, None) is not None
-                    if decision.closing.reason == Code.DISPATCH_LOST:
+                if decision.closing is not None and session.held.pop(token, None) is not None:
+                    credit_freed = True
+                    # Only what was really sent on this session, and not taken up, says something about it.
+                    if decision.closing.reason == Code.DISPATCH_LOST and not decision.lease.accepted:
                         session.lapsed_grants += 1
             if token in reporters:
                 _answer(answers.setdefault(executor_id, dispatch_pb2.EventAcks()), token, decision)
@@ -62,6 +63,8 @@ class Aftermath:
                 _log_ending(decision)
         for token, late in result.late.items():
             if token in reporters:
+                session = self._sessions.get(reporters[token])
+                credit_freed |= session is not None and session.held.pop(token, None) is not None
                 _answer_late(answers.setdefault(reporters[token], dispatch_pb2.EventAcks()), token, late)
         for executor_id, acks in answers.items():
             session = self._sessions.get(executor_id)

@@ -10,7 +10,7 @@ from rara_scheduler.domain.attempt import Item, Report
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.store.commit import BatchResult, CommitStore, LeaseReports
-from rara_scheduler.store.database import Conflict, StoreUnavailable
+from rara_scheduler.store.database import Conflict, DataRefused, LockTimeout
 
 log = structlog.get_logger(__name__)
 
@@ -42,12 +42,14 @@ class Committer:
         self._batch = batch
         self._queue: deque[Submission] = deque()
         self._queued: Counter[str] = Counter()
+        self._tokens: Counter[int] = Counter()
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def submit(self, submission: Submission) -> None:
         self._queue.append(submission)
+        self._tokens[submission.lease_token] += 1
         if submission.executor_id is not None:
             self._queued[submission.executor_id] += 1
         self._arrived.set()
@@ -76,8 +78,8 @@ class Committer:
                 continue
             batch, reporters, taken = self._gather()
             try:
-                result = await self._store.commit(batch)
-            except (StoreUnavailable, Conflict, Fault) as error:
+                result = await self._commit(batch)
+            except (Fault, Conflict, DataRefused) as error:
                 # Nothing was stored. Keep it all and try again.
                 self._queue.extendleft(reversed(taken))
                 log.warning("commit.deferred", error=str(error), waiting=len(self._queue), wait_s=wait_s)
@@ -85,8 +87,21 @@ class Committer:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
             wait_s = _FIRST_WAIT_S
-            self._uncount(taken)
+            held_up = [submission for submission in taken if submission.lease_token in result.busy]
+            self._queue.extendleft(reversed(held_up))
+            self._uncount([submission for submission in taken if submission.lease_token not in result.busy])
             self._aftermath.committed(result, reporters)
+
+    async def _commit(self, batch: list[LeaseReports]) -> BatchResult:
+        try:
+            return await self._store.commit(batch)
+        except LockTimeout:
+            # Somebody holds a run of the batch. Its neighbours do not wait for it.
+            return await self._store.commit(batch, skip_locked=True)
+
+    def has_queued(self, lease_token: int) -> bool:
+        """Whether something about this lease is on its way to the database: then nobody may judge it by its row."""
+        return lease_token in self._tokens
 
     async def commit_found(self, batch: list[LeaseReports]) -> BatchResult:
         """Commit what a sweep found, beside the queue; leases that somebody is at work on are left out."""
@@ -96,6 +111,9 @@ class Committer:
 
     def _uncount(self, taken: list[Submission]) -> None:
         for submission in taken:
+            self._tokens[submission.lease_token] -= 1
+            if not self._tokens[submission.lease_token]:
+                del self._tokens[submission.lease_token]
             if submission.executor_id is not None:
                 self._queued[submission.executor_id] -= 1
                 if not self._queued[submission.executor_id]:

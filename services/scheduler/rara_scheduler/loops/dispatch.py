@@ -15,6 +15,8 @@ from rara_scheduler.domain.errors import Code, Fault, StepError
 from rara_scheduler.domain.routing import Capability, Miss, Offer, Route, match
 from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.sessions import Held, Session, SessionRegistry
+from rara_scheduler.store.database import Conflict, DataRefused
+from rara_scheduler.store.definitions import DefinitionNotFound
 from rara_scheduler.store.leases import Cursor, Grant, LeaseStore
 from rara_scheduler.store.run_ledger import Specs
 from rara_scheduler.store.sweeps import BEFORE_ALL
@@ -150,7 +152,7 @@ class DispatchLoop:
                     )  # others run between two full turns: acks and heartbeats are due as well
                 if local and self._cannot_serve_all():
                     self._tell_others()
-            except Fault as error:
+            except (Fault, Conflict, DataRefused) as error:
                 log.warning("dispatch.deferred", error=str(error))
 
     def _cannot_serve_all(self) -> bool:
@@ -202,7 +204,7 @@ class DispatchLoop:
         if grants:
             try:
                 await self._send(group, grants)
-            except Fault:
+            except (Fault, Conflict, DataRefused):
                 # Leased, and what the jobs need could not be loaded: back at once, not after the accept timeout.
                 for grant in grants:
                     self._give_back(
@@ -243,13 +245,18 @@ class DispatchLoop:
         return limits
 
     async def _send(self, group: _Group, grants: Sequence[Grant]) -> None:
-        specs = [
-            (
-                grant,
-                (await self._specs.spec(grant.definition, grant.definition_version)).steps[grant.step_name],
-            )
-            for grant in grants
-        ]
+        specs = []
+        for grant in grants:
+            try:
+                definition = await self._specs.spec(grant.definition, grant.definition_version)
+                specs.append((grant, definition.steps[grant.step_name]))
+            except (LookupError, ValueError, DefinitionNotFound) as error:
+                # A row that somebody changed by hand: its own step's trouble, not its neighbours'.
+                log.error("dispatch.definition_unreadable", step_run_id=grant.step_run_id, error=repr(error))
+                self._give_back(
+                    grant,
+                    StepError(Code.PAYLOAD_INVALID, "its definition cannot be read", retryable=False),
+                )
         materials = await self._leases.materials(specs)
         sessions = {session.executor_id: session for session in group.sessions}
         jobs: dict[str, list[job_pb2.JobRequest]] = {}

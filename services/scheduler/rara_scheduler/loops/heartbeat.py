@@ -9,12 +9,14 @@ from rara.v1 import dispatch_pb2
 
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.sessions import Session, SessionRegistry, cancel_message
+from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.leases import LeaseStore
 from rara_scheduler.store.run_ledger import CancelOrder
 from rara_scheduler.store.sessions import SessionStore
 
 log = structlog.get_logger(__name__)
 
+_DOUBTFUL_BEATS = 3
 _HELD_RETRIES = 3  # for leases that a committer held at that moment
 
 
@@ -42,6 +44,7 @@ class HeartbeatLoop:
         self._wake_dispatch = wake_dispatch
         self._clock = clock
         self._pending: dict[str, tuple[Session, int, Sequence[int]]] = {}
+        self._doubtful: set[str] = set()
         self._arrived = asyncio.Event()
         self._seen_at = clock()
 
@@ -51,6 +54,7 @@ class HeartbeatLoop:
         session.heartbeat_number = beat.number
         session.answered = beat.answered
         session.last_heartbeat_at = self._clock()
+        self._compare(session, set(beat.lease_tokens))
         if beat.lease_tokens:
             self._pending[session.executor_id] = (session, beat.number, list(beat.lease_tokens))
             self._arrived.set()
@@ -63,6 +67,33 @@ class HeartbeatLoop:
         )
         if not was_proven:
             self._wake_dispatch()
+
+    def _compare(self, session: Session, listed: set[int]) -> None:
+        """Count the beats that leave out a lease which we think the executor holds."""
+        session.unlisted = {
+            token: session.unlisted.get(token, 0) + 1 for token in session.held if token not in listed
+        }
+        if any(beats >= _DOUBTFUL_BEATS for beats in session.unlisted.values()):
+            self._doubtful.add(session.executor_id)
+            self._arrived.set()
+
+    async def _settle_doubts(self) -> None:
+        """Forget leases that ended elsewhere and that their executor lists no more: they would hold its room."""
+        doubtful, self._doubtful = self._doubtful, set()
+        for executor_id in doubtful:
+            session = self._sessions.get(executor_id)
+            if session is None:
+                continue
+            held = [
+                session.held[t]
+                for t, beats in session.unlisted.items()
+                if beats >= _DOUBTFUL_BEATS and t in session.held
+            ]
+            current = await self._leases.current([(h.step_run_id, h.lease_token) for h in held])
+            for lease in held:
+                if lease.lease_token not in current:
+                    session.held.pop(lease.lease_token, None)
+                    self._wake_dispatch()
 
     async def run(self) -> None:
         """Renew until cancelled. A failed renewal is tried again by the next beat: leases outlast several."""
@@ -77,9 +108,11 @@ class HeartbeatLoop:
             try:
                 if pending:
                     await self._renew(list(pending.values()))
+                if self._doubtful:
+                    await self._settle_doubts()
                 if self._clock() - self._seen_at >= self._heartbeat_s and len(self._sessions):
                     await self._note_seen()
-            except Fault as error:
+            except (Fault, Conflict, DataRefused) as error:
                 log.warning("heartbeat.deferred", error=str(error), sessions=len(pending))
             if pending:
                 # Beats of many executors are spread over the interval: gather some, far below what a lease allows.
@@ -142,6 +175,8 @@ class HeartbeatLoop:
             if session is None or session.session_id != session_id:
                 continue
             if executor_id not in alive:
+                continue  # its row is gone; that says nothing about another session
+            if alive[executor_id] is None:
                 session.end("REPLACED")
             elif alive[executor_id] and not session.draining:
                 session.draining = True

@@ -13,6 +13,9 @@ _SPACING_S = 0.05  # at most 20 a second: each notifying commit takes a lock tha
 _CHECK_S = 2.0
 _LONGEST_WAIT_S = 5.0
 
+# What the driver raises when a connection ends under it; the last one when that happens in the middle of a reply.
+_LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
 
 class NotifyLoop:
     """Sends hints, merged, on a connection of its own, and listens on the same one.
@@ -42,7 +45,7 @@ class NotifyLoop:
                     command_timeout=self._connect_timeout_s,
                     server_settings={"application_name": "rara-scheduler notify"},
                 )
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except _LOST as error:
                 log.warning("notify.unavailable", error=repr(error), wait_s=wait_s)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -58,7 +61,7 @@ class NotifyLoop:
                 self._hint()  # whatever was said while nobody listened
                 wait_s = 0.2
                 await self._serve(connection)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except _LOST as error:
                 log.warning("notify.lost", error=repr(error))
             finally:
                 connection.terminate()

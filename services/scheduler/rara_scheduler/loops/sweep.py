@@ -16,7 +16,7 @@ from rara_scheduler.loops.dispatch import RouteTable
 from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.store.cancel import CancelStore
 from rara_scheduler.store.commit import LeaseReports
-from rara_scheduler.store.database import Conflict
+from rara_scheduler.store.database import Conflict, DataRefused, LockTimeout
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.sessions import SessionStore
 from rara_scheduler.store.sweeps import OverdueStep, SweepStore
@@ -86,7 +86,7 @@ class SweepLoop:
             try:
                 next_due_s = await self.sweep()
                 self.healthy = True
-            except (Fault, Conflict) as error:
+            except (Fault, Conflict, DataRefused) as error:
                 self.healthy = False
                 self._settled_at = self._clock() + self._settle_s
                 log.warning("sweep.deferred", error=str(error))
@@ -116,21 +116,31 @@ class SweepLoop:
             self._wake_dispatch()
         next_due_s = outlook.next_due_s
         if next_due_s is not None and next_due_s <= 0:
-            if await self._sweeps.promote_due():
-                self._wake_dispatch()
+            try:
+                if await self._sweeps.promote_due():
+                    self._wake_dispatch()
+            except (Conflict, DataRefused, LockTimeout) as error:
+                log.warning("sweep.stage_deferred", stage="promote_due", error=str(error))
             next_due_s = None
-        if outlook.runs_overdue:
-            await self._cancel_overdue_runs()
-        if outlook.leases_overdue:
-            await self._mark_overdue_leases()
-        if outlook.ready_overdue or outlook.waiting_overdue:
-            await self._close_overdue_steps()
-        if outlook.reclaimable and self._clock() >= self._settled_at:
-            await self._reclaim()
-        if any(session.held for session in self._sessions):
-            orders = await self._session_store.undelivered_cancels([s.executor_id for s in self._sessions])
-            self._sessions.push_cancels(orders)
+        settled = self._clock() >= self._settled_at
+        for is_due, stage in (
+            (outlook.runs_overdue, self._cancel_overdue_runs),
+            (outlook.leases_overdue, self._mark_overdue_leases),
+            (outlook.ready_overdue or outlook.waiting_overdue, self._close_overdue_steps),
+            (outlook.reclaimable and settled, self._reclaim),
+            (any(session.held for session in self._sessions), self._repeat_cancels),
+        ):
+            if is_due:
+                try:
+                    await stage()
+                except (Fault, Conflict, DataRefused) as error:
+                    # One stage that cannot go on must not keep the others from their work.
+                    log.warning("sweep.stage_deferred", stage=stage.__name__.strip("_"), error=str(error))
         return next_due_s
+
+    async def _repeat_cancels(self) -> None:
+        orders = await self._session_store.undelivered_cancels([s.executor_id for s in self._sessions])
+        self._sessions.push_cancels(orders)
 
     async def _reclaim(self) -> None:
         after = _FIRST
@@ -153,6 +163,7 @@ class SweepLoop:
                         ),
                     )
                     for lease in page
+                    if not self._committer.has_queued(lease.lease_token)
                 ]
             )
             after = page[-1].step_run_id
@@ -173,6 +184,7 @@ class SweepLoop:
                 reason=Code.DEADLINE_EXCEEDED,
                 message="the run's deadline has passed",
                 grace_s=None,
+                skip_locked=True,
             )
             self._aftermath.cancelled(result)
 
@@ -186,8 +198,10 @@ class SweepLoop:
                 if step.past_deadline:
                     due.append(step)
                     continue
+                if self._clock() < self._settled_at:
+                    continue  # executors are on their way back
                 if offers is None:
-                    offers = await self._sweeps.live_offers(self._silence_s)
+                    offers = await self._sweeps.live_offers(max(self._silence_s, self._lease_s))
                 route = self._routes.routes.get(step.route_id)
                 if route is None:
                     continue  # not loaded yet: the next sweep knows it

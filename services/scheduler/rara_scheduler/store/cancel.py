@@ -29,16 +29,25 @@ class CancelStore:
         self._cancel_grace_s = cancel_grace_s
 
     async def cancel_run(
-        self, workflow_run_id: str, *, reason: str, message: str, grace_s: float | None
+        self,
+        workflow_run_id: str,
+        *,
+        reason: str,
+        message: str,
+        grace_s: float | None,
+        skip_locked: bool = False,
     ) -> CancelResult:
         """Store the intent, close what nobody holds, and ask for the end of the rest. Repeats change nothing.
 
-        grace_s: None takes each step's own. A run that does not exist, or is closed, gives an empty result.
+        grace_s: None takes each step's own. A run that does not exist, or is closed, gives an empty result, and with
+        `skip_locked` one that somebody is at work on.
         """
         for turn in range(_CONFLICT_RETRIES):
             try:
                 async with self._database.transaction(Lane.ENGINE) as connection:
-                    return await self._cancel_run(connection, workflow_run_id, reason, message, grace_s)
+                    return await self._cancel_run(
+                        connection, workflow_run_id, reason, message, grace_s, skip_locked=skip_locked
+                    )
             except Conflict:
                 if turn == _CONFLICT_RETRIES - 1:
                     raise
@@ -52,8 +61,10 @@ class CancelStore:
         reason: str,
         message: str,
         grace_s: float | None,
+        *,
+        skip_locked: bool,
     ) -> CancelResult:
-        ledger = await self._lock(connection, [workflow_run_id])
+        ledger = await self._lock(connection, [workflow_run_id], skip_locked=skip_locked)
         run = ledger.runs.get(workflow_run_id)
         if run is None or run.state in TERMINAL:
             return CancelResult()

@@ -66,6 +66,7 @@ class BatchResult:
     changed_runs: set[str] = field(default_factory=set)
     made_ready: bool = False
     made_waiting: bool = False
+    busy: set[int] = field(default_factory=set)  # current, and held by somebody else just now: not committed
 
     def merge(self, other: "BatchResult") -> None:
         self.decisions |= other.decisions
@@ -74,6 +75,7 @@ class BatchResult:
         self.changed_runs |= other.changed_runs
         self.made_ready |= other.made_ready
         self.made_waiting |= other.made_waiting
+        self.busy |= other.busy
 
 
 def error_json(error: StepError | None) -> str | None:
@@ -217,8 +219,14 @@ class CommitStore:
                 and reports.executor_id in (None, lease.executor_id)
             ):
                 current.append((reports, lease))
-            elif not skip_locked:
+            else:
                 late.append(reports)
+        if skip_locked and late:
+            rows = await connection.fetch(
+                query("current_tokens"), [r.step_run_id for r in late], [r.lease_token for r in late]
+            )
+            result.busy = {row["lease_token"] for row in rows}
+            late = [reports for reports in late if reports.lease_token not in result.busy]
         if late:
             result.late = await self._classify_late(connection, late)
 

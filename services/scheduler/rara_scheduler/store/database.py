@@ -14,6 +14,9 @@ from rara_scheduler.domain.errors import Code, Fault
 Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 
 
+ENGINE_LOCK_TIMEOUT_S = 1.0
+
+
 class Lane(StrEnum):
     """Which pool a statement takes its connection from."""
 
@@ -26,6 +29,10 @@ class StoreUnavailable(Fault):
 
     def __init__(self, cause: str) -> None:
         super().__init__(Code.STORE_UNAVAILABLE, f"the database does not answer: {cause}", retry_after_s=1.0)
+
+
+class LockTimeout(StoreUnavailable):
+    """Somebody else holds a row for too long; the database itself is well."""
 
 
 class PoolTimeout(Fault):
@@ -53,9 +60,11 @@ def _translate(error: asyncpg.PostgresError) -> Exception:
         return Conflict(str(error))
     if state[:2] in ("22", "23"):
         return DataRefused(state, str(error))
-    # 08 connection, 53 resources, 57 operator intervention (a cancelled statement too), 55P03 lock not available,
+    if state == "55P03":
+        return LockTimeout("55P03 lock not available")
+    # 08 connection, 53 resources, 57 operator intervention (a cancelled statement too),
     # 25006 read-only transaction (a demoted primary, a full disk's safety switch), 58 system error
-    if state[:2] in ("08", "53", "57", "58") or state in ("55P03", "25006"):
+    if state[:2] in ("08", "53", "57", "58") or state == "25006":
         return StoreUnavailable(f"{state} {type(error).__name__}")
     return error
 
@@ -95,6 +104,7 @@ class Database:
         lock_timeout_s: float = 5.0,
     ) -> None:
         self._dsn = dsn
+        self._lock_timeout_s = lock_timeout_s
         self._sizes = {Lane.CALLS: call_connections, Lane.ENGINE: engine_connections}
         self._pools: dict[Lane, asyncpg.Pool] = {}
         self._acquire_timeout_s = acquire_timeout_s
@@ -116,7 +126,14 @@ class Database:
                 max_size=size,
                 command_timeout=self._command_timeout_s,
                 timeout=self._acquire_timeout_s,
-                server_settings=self._server_settings | {"application_name": f"rara-scheduler {lane}"},
+                server_settings=self._server_settings
+                | {
+                    "application_name": f"rara-scheduler {lane}",
+                    # The engine must not stand still behind one row: it goes on with the others.
+                    "lock_timeout": str(int(min(self._lock_timeout_s, ENGINE_LOCK_TIMEOUT_S) * 1000))
+                    if lane is Lane.ENGINE
+                    else self._server_settings["lock_timeout"],
+                },
                 max_inactive_connection_lifetime=300.0,
                 reset=_keep_as_it_is,
             )
@@ -156,7 +173,24 @@ class Database:
                 connection.terminate()
                 raise
             finally:
-                await pool.release(connection, timeout=self._acquire_timeout_s)
+                await self._release(pool, connection)
+
+    async def _release(self, pool: asyncpg.Pool, connection: Connection) -> None:
+        """Give a connection back; one that cannot be is ended.
+
+        A failure here must not hide what happened to the connection's user: a cancellation that turned into another
+        error would be lost, and a loop could not be stopped.
+        """
+        try:
+            await pool.release(connection, timeout=self._acquire_timeout_s)
+        except (
+            OSError,
+            TimeoutError,
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            asyncpg.InternalClientError,
+        ):
+            connection.terminate()
 
     @asynccontextmanager
     async def transaction(self, lane: Lane = Lane.CALLS) -> AsyncIterator[Connection]:

@@ -171,8 +171,12 @@ class LeaseStore:
         lost = frozenset(token for _, token in rest if token not in current)
         return renewed, lost, current
 
-    async def routes_with_ready(self, route_ids: Sequence[int]) -> list[int]:
-        """Which of these routes have a step to lease now."""
+    async def current(self, tokens: Sequence[tuple[str, int]]) -> frozenset[int]:
+        """Of (step_run_id, lease_token) pairs, the tokens that are current."""
+        if not tokens:
+            return frozenset()
         async with self._database.connection(Lane.ENGINE) as connection:
-            rows = await connection.fetch(query("routes_with_ready"), list(route_ids))
-        return [row["route_id"] for row in rows]
+            rows = await connection.fetch(
+                query("current_tokens"), [step for step, _ in tokens], [token for _, token in tokens]
+            )
+        return frozenset(row["lease_token"] for row in rows)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import asyncpg
 import orjson
@@ -71,9 +72,10 @@ class SessionStore:
             )
         return draining
 
-    async def close(self, executor_id: str, session_id: str) -> None:
+    async def close(self, executor_id: str, session_id: str, *, for_good: bool) -> None:
+        """The session ended. for_good: the executor said goodbye, and is not on its way back."""
         async with self._database.connection(Lane.ENGINE) as connection:
-            await connection.execute(query("close_session"), executor_id, session_id)
+            await connection.execute(query("close_session"), executor_id, session_id, for_good)
 
     async def drain(self, executor_id: str) -> bool:
         """Remember that an operator wants this executor drained. False: there is none of that id."""
@@ -104,7 +106,7 @@ class SessionStore:
             query("stored_sequences"), row["granted_on"], row["step_run_id"], row["attempt"]
         )
         have = {record["sequence"] for record in stored}
-        return tuple(n for n in range(1, row["last_sequence"] + 1) if n not in have)[:MAX_MISSING]
+        return tuple(islice((n for n in range(1, row["last_sequence"] + 1) if n not in have), MAX_MISSING))
 
     async def closed(self, tokens: Sequence[tuple[str, int]]) -> dict[int, int]:
         """Of (step_run_id, lease_token) pairs those whose attempt has ended: the newest stored number by token."""
@@ -116,10 +118,10 @@ class SessionStore:
             )
         return {row["lease_token"]: row["last_sequence"] for row in rows}
 
-    async def seen(self, sessions: Sequence[tuple[str, str, int, int]]) -> dict[str, bool]:
+    async def seen(self, sessions: Sequence[tuple[str, str, int, int]]) -> dict[str, bool | None]:
         """Note that (executor_id, session_id, in_flight, free_credit) live.
 
-        Returns, by executor_id, whether it is to drain; who is missing was replaced by a newer session.
+        Returns, by executor_id, whether it is to drain, or None for one that a newer session has replaced.
         """
         if not sessions:
             return {}
@@ -131,7 +133,7 @@ class SessionStore:
                 [in_flight for _, _, in_flight, _ in sessions],
                 [free for _, _, _, free in sessions],
             )
-        return {row["executor_id"]: row["draining"] for row in rows}
+        return {row["executor_id"]: row["draining"] if row["is_newest"] else None for row in rows}
 
     async def undelivered_cancels(self, executor_ids: Sequence[str]) -> list[CancelOrder]:
         if not executor_ids:

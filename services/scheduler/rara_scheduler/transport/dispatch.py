@@ -1,7 +1,7 @@
 """DispatchService: one call of Connect is one executor's session."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -20,6 +20,7 @@ from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.loops.dispatch import DispatchLoop, RouteTable
 from rara_scheduler.loops.heartbeat import HeartbeatLoop
 from rara_scheduler.sessions import Held, Session, SessionRegistry, cancel_message
+from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.run_ledger import CancelOrder
 from rara_scheduler.store.sessions import HeldLease, SessionStore
 from rara_scheduler.transport.events import MESSAGE_BYTES, PayloadLimits, read_event
@@ -97,12 +98,22 @@ def read_offer(hello: dispatch_pb2.Hello) -> tuple[Offer, dict[str, str]]:
             wrong.append(
                 FieldViolation(f"hello.capabilities[{index}].max_concurrency", "must not be negative")
             )
+    if any("\0" in text for text in _texts(hello)):
+        wrong.append(FieldViolation("hello", "must not contain U+0000"))
     if wrong:
         first = wrong[0]
         raise Fault(Code.FIELD_INVALID, f"{first.field}: {first.description}", fields=tuple(wrong[:20]))
     capabilities = tuple(Capability(c.kind, tuple(c.versions), c.max_concurrency) for c in hello.capabilities)
     schemas = {c.kind: c.input_schema_sha256 for c in hello.capabilities}
     return Offer(hello.executor_kind, capabilities, dict(hello.labels)), schemas
+
+
+def _texts(hello: dispatch_pb2.Hello) -> Iterator[str]:
+    yield from (hello.executor_name, hello.executor_kind, hello.sdk)
+    for capability in hello.capabilities:
+        yield from (capability.kind, capability.input_schema_sha256, *capability.versions)
+    for key, value in hello.labels.items():
+        yield from (key, value)
 
 
 class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
@@ -148,6 +159,11 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             await self._connect(context)
         except Fault as fault:
             await abort(context, fault)
+        except Conflict:
+            await abort(context, Fault(Code.STORE_UNAVAILABLE, "met other transactions", retry_after_s=0.2))
+        except DataRefused as refused:
+            log.warning("session.refused_by_database", sqlstate=refused.sqlstate)
+            await abort(context, Fault(Code.FIELD_INVALID, f"hello: cannot be stored ({refused.sqlstate})"))
         finally:
             self._open -= 1
             if not self._open:
@@ -211,12 +227,12 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             if said_goodbye:
                 self._release_rest(session)
             log.info("session.ended", session_id=session.session_id, goodbye=said_goodbye, **facts)
-            await self._note_end(session)
+            await self._note_end(session, for_good=said_goodbye)
 
-    async def _note_end(self, session: Session) -> None:
+    async def _note_end(self, session: Session, *, for_good: bool) -> None:
         try:
-            await self._store.close(session.executor_id, session.session_id)
-        except Fault as fault:
+            await self._store.close(session.executor_id, session.session_id, for_good=for_good)
+        except (Fault, Conflict) as fault:
             # Only what people see: the leases do not depend on it, and `last_seen_at` tells as well.
             log.warning("session.end_not_noted", executor_id=session.executor_id, error=str(fault))
 

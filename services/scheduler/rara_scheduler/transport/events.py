@@ -19,6 +19,7 @@ STACK_BYTES = 64 * 1024
 EFFECT_BYTES = 16 * 1024
 _REASON_BYTES = 128
 KEPT_BYTES = 4 * 1024  # larger payloads are left out of history; they live in result, checkpoint and artifact
+MAX_RETRY_AFTER_S = 31 * 86_400.0
 _MAX_ARTIFACTS = 1000
 _MAX_METRICS = 256
 
@@ -233,7 +234,9 @@ def _read_error(
         message=error.message,
         retryable=error.retryable if error.HasField("retryable") else None,
         details=details,
-        retry_after_s=max(0.0, seconds(error.retry_after)) if error.HasField("retry_after") else None,
+        retry_after_s=min(MAX_RETRY_AFTER_S, max(0.0, seconds(error.retry_after)))
+        if error.HasField("retry_after")
+        else None,
         stack_trace=error.stack_trace,
         runner_exit=runner_exit,
     )
