@@ -147,7 +147,7 @@ def squares(method: str) -> list[int]:
     idler = context.Process(target=time.sleep, args=(600,))
     idler.start()
     with context.Pool(2) as pool:
-        result = pool.map(square, [1, 2, 3])
+        result: list[int] = pool.map(square, [1, 2, 3])
     idler.terminate()
     idler.join(5)
     assert idler.exitcode == -signal.SIGTERM

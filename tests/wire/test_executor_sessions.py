@@ -114,7 +114,7 @@ async def test_a_job_that_welcome_does_not_name_or_calls_lost_is_stopped(
     first = await scheduler.session()
     for token in (1, 2, 3):
         first.send_jobs(job(token, "demo.ticks", input={"file": str(tmp_path / str(token))}))
-        await scheduler.event(token, "running")
+        await until((tmp_path / str(token)).exists)
     scheduler.welcome = False
     first.end(grpc.StatusCode.UNAVAILABLE)
     second = await scheduler.session()

@@ -83,6 +83,11 @@ class HeldJob:
     def has_ended(self) -> bool:
         return self.phase is Phase.ENDED
 
+    @property
+    def is_lost(self) -> bool:
+        """The lease is somebody else's; only the handler is still to be stopped."""
+        return self.stop is not None and self.stop.kind is StopKind.LOST
+
     def cancel_timers(self) -> None:
         for timer in self.timers:
             timer.cancel()

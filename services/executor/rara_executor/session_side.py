@@ -54,7 +54,7 @@ class SessionSide:
             sdk=self._identity.sdk,
             capabilities=self._capabilities,
             labels=self._identity.labels,
-            held_jobs=[self._held(job) for job in self._supervisor.jobs.values()],
+            held_jobs=[self._held(job) for job in self._supervisor.jobs.values() if not job.is_lost],
         )
 
     def on_welcome(self, session: Session, welcome: dispatch_pb2.Welcome) -> None:
@@ -113,7 +113,7 @@ class SessionSide:
     def heartbeat_tokens(self) -> list[int]:
         """Runners alive or starting, and finished jobs with unacknowledged events."""
         jobs = self._supervisor.jobs
-        return [token for token, job in jobs.items() if job.phase is not Phase.ACCEPTING]
+        return [token for token, job in jobs.items() if job.phase is not Phase.ACCEPTING and not job.is_lost]
 
     def _held(self, job: HeldJob) -> dispatch_pb2.HeldJob:
         last, acked = self._outbox.sequences(job.token)

@@ -326,8 +326,7 @@ class Supervisor:
             task.cancel()
         self._leave_slot(job)
         job.phase = Phase.ENDED
-        stop = job.stop
-        if stop is not None and stop.kind is StopKind.LOST:
+        if job.is_lost:
             self._forget(job)
             return
         event = last_event(self._events, job, outcome, end, lease_now())
