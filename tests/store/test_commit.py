@@ -245,7 +245,7 @@ async def test_renewal_extends_exactly_the_leases_listed(world: StoreWorld) -> N
             (second.step_run_id, 999_999, first.executor_id),
         ]
     )
-    assert (set(renewed), lost, busy) == ({first.lease_token}, {999_999}, frozenset())
+    assert (set(renewed), set(lost), set(busy)) == ({first.lease_token}, {999_999}, set())
     left = {
         row["lease_token"]: row["left_s"]
         for row in await world.raw.fetch(
@@ -378,6 +378,7 @@ async def test_a_missing_blob_refuses_the_success_and_loses_nothing(world: Store
     await world.report(grant, succeeded(3, artifacts=[by_reference]))
     assert await world.state(grant.step_run_id) == "succeeded"
     row = await world.raw.fetchrow("select name, sha256, lease_token from rara.artifact")
+    assert row is not None
     assert tuple(row) == ("model", big.sha256, grant.lease_token)
 
 
