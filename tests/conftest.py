@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from rara_scheduler.embedded import Source
-from support.postgres import PostgresServer, PostgresServers, available_servers, wanted_servers
+from support.postgres import (
+    PostgresServer,
+    PostgresServers,
+    available_servers,
+    server_folder,
+    wanted_servers,
+)
 
 ROOT = Path(__file__).parent
 
@@ -43,9 +49,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest_asyncio.fixture(scope="session")
 async def postgres_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PostgresServers]:
-    servers = PostgresServers(tmp_path_factory.mktemp("postgres"))
-    yield servers
-    await servers.stop()
+    with server_folder(tmp_path_factory.mktemp("postgres")) as folder:
+        servers = PostgresServers(folder)
+        yield servers
+        await servers.stop()
 
 
 @pytest_asyncio.fixture(scope="session")

@@ -6,9 +6,11 @@ async def test_z(postgres_server: PostgresServer): ...  the server, to make more
 """
 
 import itertools
+import os
 import shutil
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import asyncpg
@@ -16,6 +18,8 @@ from rara_scheduler.embedded import Binaries, EmbeddedPostgres, Source, all_bina
 from rara_scheduler.store.migrate import migrate
 
 TEMPLATE = "rara_template"
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 4 * 1024**3
 # A test's database need not survive a power cut. What a commit waits for, and what it locks, stays the same.
 FAST = {
     "fsync": "off",
@@ -85,6 +89,21 @@ class PostgresServers:
         for server in self._started.values():
             await server.embedded.stop()
             shutil.rmtree(server.embedded.directory)
+
+
+@contextmanager
+def server_folder(otherwise: Path) -> Iterator[Path]:
+    """A folder for servers' data: in memory where there is room, since a database per test is hundreds of files."""
+    try:
+        has_room = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ROOM_BYTES
+    except OSError:
+        has_room = False
+    if not has_room:
+        yield otherwise
+        return
+    with tempfile.TemporaryDirectory(prefix="rara-test-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)  # as root, the server runs as another account
+        yield Path(folder)
 
 
 _available: dict[str, Binaries] = {}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rara_scheduler.domain.attempt import (
+    MAX_JUMP,
     MAX_MISSING,
     ArtifactFacts,
     CancelReceipt,
@@ -151,9 +152,15 @@ def test_an_old_gap_that_is_filled_lowers_the_count() -> None:
 
 
 def test_a_huge_gap_names_a_bounded_list() -> None:
-    decision = fold(RUNNING, progress(10_000_000_000))
+    decision = fold(RUNNING, progress(2 + MAX_JUMP))
     assert decision.missing == list(range(3, 3 + MAX_MISSING))
-    assert decision.gaps == 10_000_000_000 - 3
+    assert decision.gaps == MAX_JUMP - 1
+
+
+def test_a_number_beyond_all_bounds_is_refused() -> None:
+    decision = fold(RUNNING, progress(3 + MAX_JUMP), progress(3))
+    assert [(r.sequence, r.code) for r in decision.refused] == [(3 + MAX_JUMP, Code.FIELD_INVALID)]
+    assert (decision.last_sequence, decision.gaps, decision.missing) == (3, 0, [])
 
 
 def test_after_the_end_news_is_refused_and_repeats_are_not() -> None:

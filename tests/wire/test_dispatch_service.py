@@ -170,6 +170,20 @@ async def test_jobs_never_exceed_the_credit_and_are_sent_after_their_leases(worl
         assert sum(len(batch.jobs) for batch in executor.all("jobs")) == 4
 
 
+async def test_a_step_without_a_template_gets_the_input_of_the_run(world: RunningScheduler) -> None:
+    await world.define("plain", {"a": {}})
+    await world.start("plain", value={"n": 1})
+    await world.start("plain")
+    async with world.executor(credit=2) as executor:
+        jobs: list[job_pb2.JobRequest] = []
+        while len(jobs) < 2:
+            jobs += (await executor.expect("jobs")).jobs
+        assert [(job.HasField("input"), job.input.data) for job in jobs] == [
+            (True, b'{"n": 1}'),
+            (False, b""),
+        ]
+
+
 async def test_a_job_says_everything_that_it_needs(world: RunningScheduler) -> None:
     steps: dict[str, dict[str, object]] = {
         "a": {"input_template": {"data": b'{"x":{"$ref":"/run/input/n"}}'}},

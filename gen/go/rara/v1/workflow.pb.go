@@ -492,7 +492,8 @@ type StepDefinition struct {
 	// Steps that must have succeeded before. Steps named in references and bindings are added.
 	DependsOn []string `protobuf:"bytes,5,rep,name=depends_on,json=dependsOn,proto3" json:"depends_on,omitempty"`
 	// The step's input. An object whose only member is `$ref` stands for the value at that JSON pointer in
-	// {"run": {"input": ...}, "steps": {NAME: {"output": ...}}}; resolved when the step is first leased. Absent: none.
+	// {"run": {"input": ...}, "steps": {NAME: {"output": ...}}}; resolved when the step is first leased. Absent: the
+	// run's input as it is.
 	InputTemplate *Payload `protobuf:"bytes,6,opt,name=input_template,json=inputTemplate,proto3" json:"input_template,omitempty"`
 	// Artifacts that the step is given.
 	InputArtifacts []*ArtifactBinding `protobuf:"bytes,7,rep,name=input_artifacts,json=inputArtifacts,proto3" json:"input_artifacts,omitempty"`

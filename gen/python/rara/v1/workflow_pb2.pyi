@@ -339,7 +339,8 @@ class StepDefinition(_message.Message):
     @_builtins.property
     def input_template(self) -> _common_pb2.Payload:
         """The step's input. An object whose only member is `$ref` stands for the value at that JSON pointer in
-        {"run": {"input": ...}, "steps": {NAME: {"output": ...}}}; resolved when the step is first leased. Absent: none.
+        {"run": {"input": ...}, "steps": {NAME: {"output": ...}}}; resolved when the step is first leased. Absent: the
+        run's input as it is.
         """
 
     @_builtins.property

@@ -67,7 +67,7 @@ class StepSpec:
     kind: str
     kind_version: str
     depends_on: tuple[str, ...]  # declared, and those that template and artifacts name; each once
-    template: Json = field(hash=False)  # None: the step gets no input
+    template: Json = field(hash=False)  # None: the step gets the input of the run
     template_data: bytes  # as it was sent; empty: none
     template_references: tuple[Reference, ...]  # empty: the template is the input as it stands
     input_artifacts: tuple[Binding, ...]
