@@ -60,19 +60,22 @@ select sequence
  where granted_on = $1::date and step_run_id = $2::uuid and attempt = $3::int and sequence = any($4::bigint[]);
 
 -- name: classify_late
--- Events (step $1, token $2, sequence $3) under tokens that hold no lease now: is each stored already?
+-- Events (step $1, token $2, sequence $3, by executor $4) under tokens that hold no lease now: is each stored already?
 -- A fresh statement, so that what another scheduler has just committed is seen.
 with late as (
-    select step_run_id, lease_token, sequence, n
-      from unnest($1::uuid[], $2::bigint[], $3::bigint[]) with ordinality t(step_run_id, lease_token, sequence, n)
+    select step_run_id, lease_token, sequence, executor_id, n
+      from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::uuid[])
+           with ordinality t(step_run_id, lease_token, sequence, executor_id, n)
 ), closed as (
     select t.n, t.step_run_id, t.sequence, x.granted_on, x.attempt, x.last_sequence
       from late t
       join rara.result x on x.step_run_id = t.step_run_id and x.lease_token = t.lease_token
+                        and x.executor_id = t.executor_id
     union all
     select t.n, t.step_run_id, t.sequence, a.granted_on, a.attempt, a.last_sequence
       from late t
       join rara.step_attempt a on a.step_run_id = t.step_run_id and a.lease_token = t.lease_token
+                              and a.executor_id = t.executor_id
 )
 select c.n::int, c.last_sequence,
        exists (select from rara.step_event e

@@ -275,4 +275,4 @@ class OutboxAgainstAStore(RuleBasedStateMachine):
 
 
 TestOutboxAgainstAStore = OutboxAgainstAStore.TestCase
-TestOutboxAgainstAStore.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOutboxAgainstAStore.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

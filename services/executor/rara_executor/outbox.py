@@ -67,7 +67,7 @@ class Outbox:
     def add(self, event: job_pb2.ProgressEvent, now: float, *, connected: bool = True) -> int:
         """Number the event and take it in. Its lease must be set. Returns its sequence number.
 
-        A progress event is merged into the lease's last one, if that was not sent and there is pressure:
+        A progress event is merged into the lease's last one, if that was never sent and there is pressure:
         no session, a full window, or many unsent ones.
         """
         lane = self._lanes.setdefault(event.lease.lease_token, _Lane())
@@ -79,7 +79,9 @@ class Outbox:
                 or self.in_flight >= self.event_window
                 or lane.unsent_progress >= MAX_UNSENT_PROGRESS
             )
-            if pressed and last is not None and last.kind == "progress" and last.state is _State.QUEUED:
+            # What was sent before, and is queued again, may be stored: under its number nothing else may be said.
+            is_unsent = last is not None and last.state is _State.QUEUED and last.first_sent_at is None
+            if pressed and last is not None and last.kind == "progress" and is_unsent:
                 self._merge(last, event)
                 return last.sequence
         lane.last_sequence += 1

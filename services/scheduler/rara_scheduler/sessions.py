@@ -99,9 +99,14 @@ class Session:
             and self.heartbeat_number - self.answered <= 2
         )
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether it let so many grants in a row lapse that it gets no more until it reconnects."""
+        return self.lapsed_grants >= _MAX_LAPSED_GRANTS
+
     def free_credit(self) -> int:
         """Jobs that may be sent now."""
-        if self.closing or self.draining or self.lapsed_grants >= _MAX_LAPSED_GRANTS or not self.proven():
+        if self.closing or self.draining or self.exhausted or not self.proven():
             return 0
         return max(0, self.credit_limit - self.jobs_sent)
 

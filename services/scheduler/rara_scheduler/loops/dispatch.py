@@ -282,8 +282,8 @@ class DispatchLoop:
                     StepError(Code.PAYLOAD_INVALID, "the job cannot be put together", retryable=False),
                 )
                 continue
-            if session.closing or self._sessions.get(session.executor_id) is not session:
-                # The stream ended while the lease was being committed: nobody will read this.
+            if session.closing or session.exhausted or self._sessions.get(session.executor_id) is not session:
+                # The stream ended, or proved deaf, while the lease was being committed: nobody will read this.
                 self._give_back(
                     grant, StepError(Code.DISPATCH_LOST, "the session ended before the job was sent")
                 )

@@ -308,6 +308,7 @@ class CommitStore:
                 [reports.step_run_id for reports, _ in wanted],
                 [reports.lease_token for reports, _ in wanted],
                 [sequence for _, sequence in wanted],
+                [reports.executor_id for reports, _ in wanted],
             )
             for row in rows:
                 reports, sequence = wanted[row["n"] - 1]
