@@ -143,7 +143,8 @@ class Part:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), self.spec.stop_within_s)
+                async with asyncio.timeout(self.spec.stop_within_s):
+                    await process.wait()
             except TimeoutError:
                 self._report(f"{self.spec.name} did not stop within {self.spec.stop_within_s:g} s: killed")
             finally:

@@ -83,8 +83,10 @@ async def follow(cursor: Cursor[M], pacing: Pacing) -> AsyncGenerator[M, None]:
 async def _read(call: Stream, message_type: type[M], silence_s: float) -> M | None:
     """The next message; None at a good end."""
     try:
-        # On its timeout wait_for cancels the whole call, which is what a silent one deserves.
-        message = await asyncio.wait_for(call.read(), silence_s)
+        # A read that is cancelled ends the whole call, which is what a silent one deserves. Not wait_for: before
+        # Python 3.12 it swallows the caller's own cancellation when a message arrives in the same moment.
+        async with asyncio.timeout(silence_s):
+            message = await call.read()
     except TimeoutError:
         raise _unavailable(f"the scheduler has said nothing for {silence_s:g} s") from None
     except grpc.aio.AioRpcError as error:
