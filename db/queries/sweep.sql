@@ -147,10 +147,3 @@ select x.executor_kind, x.capabilities::text as capabilities, x.labels::text as 
   from rara.executor x
  where not x.draining
    and greatest(x.last_seen_at, x.ended_at) > now() - make_interval(secs => $1::float8);
-
--- name: routes_after
-select route_id, executor_kind, kind, kind_version, required_labels::text as required_labels
-  from rara.route
- where route_id > $1::int
- order by route_id
- limit 10000;
