@@ -21,7 +21,7 @@ import grpc.aio
 from rara.v1 import common_pb2, workflow_pb2, workflow_pb2_grpc
 from rara_scheduler.app import Scheduler
 from rara_scheduler.settings import Settings
-from support.scripted_executor import WAIT_S, Capabilities, ScriptedExecutor
+from rara_testing.scripted_executor import WAIT_S, Capabilities, ScriptedExecutor
 
 LEASE_S = 2.0
 HEARTBEAT_S = 0.5

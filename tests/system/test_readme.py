@@ -6,8 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from rara_testing.processes import Processes
 from support.documents import ROOT
-from support.processes import Processes
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from support.fault_proxy import Direction, End, FaultProxy
+from rara_testing.fault_proxy import Direction, End, FaultProxy
 
 _WAIT_S = 5.0
 _SILENCE_S = 0.15  # long enough on a loaded machine for a byte to have arrived on the loopback

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rara_scheduler.blobs import BlobDigest, BlobMismatch, BlobStoreUnavailable, FolderBlobStore, UploadBusy
-from support.processes import Processes
+from rara_testing.processes import Processes
 
 
 def digest_of(data: bytes) -> BlobDigest:

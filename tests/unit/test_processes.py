@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.processes import Processes
+from rara_testing.processes import Processes
 
 _LOOP = """
 import os, subprocess, sys, time

@@ -23,7 +23,7 @@ from rara_scheduler.loops.uploads import UploadLoop
 from rara_scheduler.store.blobs import BlobRows
 from rara_scheduler.store.database import Database
 from rara_scheduler.transport.artifacts import ArtifactServicer
-from support.fault_proxy import FaultProxy
+from rara_testing.fault_proxy import FaultProxy
 
 LIMITS = TransferLimits(max_blob_bytes=50_000_000, max_transfers=4)
 PIECE = 100_000

@@ -15,9 +15,9 @@ import pytest_asyncio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from rara.v1 import common_pb2, workflow_pb2
+from rara_testing.scripted_executor import WAIT_S
 from support.api_errors import refusal
 from support.running_scheduler import RunningScheduler, running_scheduler
-from support.scripted_executor import WAIT_S
 
 S = workflow_pb2
 LIMIT = 100_000

@@ -7,8 +7,9 @@ from pathlib import Path
 import grpc
 import pytest_asyncio
 from rara.v1 import dispatch_pb2, job_pb2
-from support.fault_proxy import FaultProxy
-from support.job_events import accepted, cancelled, progress, running, succeeded
+from rara_testing.fault_proxy import FaultProxy
+from rara_testing.job_events import accepted, cancelled, progress, running, succeeded
+from rara_testing.scripted_executor import ScriptedExecutor
 from support.running_scheduler import (
     KIND,
     RunningScheduler,
@@ -16,7 +17,6 @@ from support.running_scheduler import (
     running_scheduler,
     until,
 )
-from support.scripted_executor import ScriptedExecutor
 
 
 @pytest_asyncio.fixture

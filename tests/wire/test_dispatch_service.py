@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
 from rara.v1 import common_pb2, dispatch_pb2, job_pb2
-from support.job_events import (
+from rara_testing.job_events import (
     accepted,
     cancelled,
     duration,
@@ -22,6 +22,7 @@ from support.job_events import (
     running,
     succeeded,
 )
+from rara_testing.scripted_executor import ScriptedExecutor, capability
 from support.running_scheduler import (
     ACCEPT_S,
     GRACE_S,
@@ -33,7 +34,6 @@ from support.running_scheduler import (
     running_scheduler,
     until,
 )
-from support.scripted_executor import ScriptedExecutor, capability
 
 
 @pytest_asyncio.fixture

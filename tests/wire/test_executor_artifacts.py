@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from rara.v1 import common_pb2, dispatch_pb2, job_pb2
 from rara_executor.app import Executor
+from rara_testing.scripted_scheduler import ScriptedScheduler, Session, blob_artifact, job
 from support.running_executor import running
-from support.scripted_scheduler import ScriptedScheduler, Session, blob_artifact, job
 
 LARGE = os.urandom(3_000_000)
 

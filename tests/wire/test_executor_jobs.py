@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from rara_executor.app import Executor
+from rara_testing.scripted_scheduler import ScriptedScheduler, Session, blob_artifact, job
 from support.running_executor import running, until
-from support.scripted_scheduler import ScriptedScheduler, Session, blob_artifact, job
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest_asyncio
-from support.processes import Process, Processes
+from rara_testing.processes import Process, Processes
+from rara_testing.scripted_scheduler import ScriptedScheduler, Terms, job
 from support.running_executor import TESTS, until
-from support.scripted_scheduler import ScriptedScheduler, Terms, job
 
 
 @pytest_asyncio.fixture

@@ -12,8 +12,8 @@ import pytest_asyncio
 from rara.v1 import dispatch_pb2, job_pb2
 from rara_executor.app import Executor
 from rara_executor.connection import ReplacedError
+from rara_testing.scripted_scheduler import ScriptedScheduler, Terms, job
 from support.running_executor import running, until
-from support.scripted_scheduler import ScriptedScheduler, Terms, job
 
 
 @pytest_asyncio.fixture

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from rara.v1 import dispatch_pb2
 from rara_executor.app import Executor
+from rara_testing.scripted_scheduler import ScriptedScheduler, Session, Terms, cancel, job
 from support.running_executor import running, until
-from support.scripted_scheduler import ScriptedScheduler, Session, Terms, cancel, job
 
 
 @pytest_asyncio.fixture

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
-from support.auto_executor import AutoExecutor, AutoJob
+from rara_testing.auto_executor import AutoExecutor, AutoJob
 from support.running_scheduler import RunningScheduler, running_scheduler
 
 PROTOS = Path(__file__).resolve().parents[2] / "api" / "proto"

@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 import pytest
 from rara.v1 import dispatch_pb2, dispatch_pb2_grpc, job_pb2
-from support.auto_executor import AutoExecutor, AutoJob, JobFailure
-from support.job_events import accepted, duration, json_payload, progress
-from support.scripted_executor import ScriptedExecutor
+from rara_testing.auto_executor import AutoExecutor, AutoJob, JobFailure
+from rara_testing.job_events import accepted, duration, json_payload, progress
+from rara_testing.scripted_executor import ScriptedExecutor
 
 _Context: TypeAlias = grpc.aio.ServicerContext[
     AsyncIterator[dispatch_pb2.ConnectRequest], AsyncIterator[dispatch_pb2.ConnectResponse]

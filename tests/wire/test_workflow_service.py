@@ -24,10 +24,10 @@ from rara_scheduler.store.watch import WatchReads
 from rara_scheduler.transport.workflow import WorkflowServicer
 from rara_scheduler.watch_hub import ChangeHub
 from rara_scheduler.watching import Watching
+from rara_testing.auto_executor import AutoExecutor, AutoJob, JobFailure
+from rara_testing.scripted_executor import WAIT_S
 from support.api_errors import refusal
-from support.auto_executor import AutoExecutor, AutoJob, JobFailure
 from support.running_scheduler import KIND, RunningScheduler, running_scheduler, until
-from support.scripted_executor import WAIT_S
 
 Run = workflow_pb2.WorkflowRun
 Step = workflow_pb2.StepRun

@@ -18,8 +18,9 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from rara.v1 import common_pb2, dispatch_pb2, job_pb2
-from support import job_events
-from support.scripted_executor import WAIT_S, ScriptedExecutor, capability
+
+from rara_testing import job_events
+from rara_testing.scripted_executor import WAIT_S, ScriptedExecutor, capability
 
 
 class JobFailure(Exception):

@@ -9,7 +9,7 @@
         await executor.events(accepted(job.lease))
         await executor.expect("acks", lambda acks: acks.acks[0].sequence == 1)
 
-Builders of events are in `support.job_events`; an executor that behaves by itself is in `support.auto_executor`.
+Builders of events are in `rara_testing.job_events`; one that behaves by itself is in `rara_testing.auto_executor`.
 """
 
 import asyncio

@@ -1,0 +1,1 @@
+"""Seeded faults against a running stack under load, judged by the history checker afterwards."""
