@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from rara_scheduler.embedded import Source
+from support.evidence import evidence, is_here
 from support.postgres import (
     PostgresServer,
     PostgresServers,
@@ -16,6 +17,7 @@ from support.postgres import (
 )
 
 ROOT = Path(__file__).parent
+MISSING = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"--postgres: {', '.join(sorted(unknown))} is none of {', '.join(sorted(known))}"
         )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("needs"):
+            for need in mark.args:
+                if not is_here(need):
+                    item.add_marker(pytest.mark.skip(reason=f"needs {need}"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -77,7 +87,48 @@ async def empty_database_url(postgres_server: PostgresServer) -> AsyncIterator[s
         yield url
 
 
+def is_whole_run(config: pytest.Config) -> bool:
+    """Whether everything but the soak tests was asked for, so that all evidence must be there."""
+    return (
+        config.args_source is not pytest.Config.ArgsSource.ARGS
+        and not config.getoption("keyword")
+        and not config.getoption("collectonly")
+        and config.getoption("markexpr") in ("", "not soak")
+    )
+
+
+def missing_evidence(reporter: pytest.TerminalReporter) -> list[str]:
+    """Tests of docs/evidence.md that did not pass in this run, and may not be left out on this machine."""
+    passed = {report.nodeid.partition("[")[0] for report in reporter.getreports("passed")}
+    bad = {
+        report.nodeid.partition("[")[0]
+        for outcome in ("failed", "error", "skipped")
+        for report in reporter.getreports(outcome)
+    }
+    return [
+        item.node
+        for item in evidence()
+        if not item.is_soak
+        and all(map(is_here, item.needs))
+        and (item.node not in passed or item.node in bad)
+    ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput") or not is_whole_run(session.config):
+        return
+    if missing := missing_evidence(reporter):
+        session.config.stash[MISSING] = missing
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if missing := config.stash.get(MISSING, []):
+        terminalreporter.section("evidence that is missing", red=True)
+        for node in missing:
+            terminalreporter.line(node)
     left_out = []
     servers = available_servers()
     if option := config.getoption("--postgres"):
@@ -89,6 +140,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         )
     if shutil.which("go") is None:
         left_out.append("Go executors: there is no `go` on the PATH")
+    if not is_here("containers"):
+        left_out.append("containers: no engine answers `docker info`")
     if expression := config.getoption("markexpr"):
         left_out.append(f"tests that do not match -m {expression!r}")
     terminalreporter.section("left out")
