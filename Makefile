@@ -21,11 +21,16 @@ demo-crash: setup ## the same on more text, while executor and scheduler are kil
 up: setup ## database, scheduler and executor in this terminal, until Ctrl-C
 	@$(RUN)/rara dev up
 
-test: $(VENV)/.dev ## all tests but the long ones; ARGS="..." goes to pytest
-	@scripts/test.sh -m "not soak" $(ARGS)
+# Files are dealt to so many processes. Tests wait more than they compute, so two suit two cores.
+WORKERS := 2
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile
 
-soak: $(VENV)/.dev ## the long tests
-	@scripts/test.sh -m soak $(ARGS)
+test: $(VENV)/.dev ## all tests but the long ones; ARGS="..." goes to pytest
+	@scripts/test.sh -m "not soak" $(PARALLEL) $(ARGS)
+
+ROUNDS := 20
+soak: $(VENV)/.dev ## the long tests, then the fault tests ROUNDS times in a row (20)
+	@scripts/soak.sh $(ROUNDS) $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.dev ## style, types, generated code, contract, migrations
 	$(RUN)/ruff check

@@ -150,13 +150,17 @@ async def test_completion_scripts_call_the_command_back(shell: str) -> None:
     assert "start" in (await ended(process)).out
 
 
+# A test runner sets some of them for its own output; each wins over what the terminal says.
+_TERMINAL_SETTINGS = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"}
+
+
 class Terminal:
     """A command on a pseudo-terminal."""
 
     def __init__(self, *arguments: str, env: dict[str, str], columns: int = 100, rows: int = 24) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        environment = {name: value for name, value in os.environ.items() if name not in _TERMINAL_SETTINGS}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rara_cli", *arguments],
             stdin=slave,
