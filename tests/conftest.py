@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from rara_scheduler.embedded import Source
-from support.evidence import evidence, is_here
+from support.evidence import evidence, is_here, without_proof
 from support.postgres import (
     PostgresServer,
     PostgresServers,
@@ -97,21 +97,11 @@ def is_whole_run(config: pytest.Config) -> bool:
     )
 
 
-def missing_evidence(reporter: pytest.TerminalReporter) -> list[str]:
-    """Tests of docs/evidence.md that did not pass in this run, and may not be left out on this machine."""
-    passed = {report.nodeid.partition("[")[0] for report in reporter.getreports("passed")}
-    bad = {
-        report.nodeid.partition("[")[0]
-        for outcome in ("failed", "error", "skipped")
-        for report in reporter.getreports(outcome)
+def nodes(reporter: pytest.TerminalReporter, *outcomes: str) -> set[str]:
+    """The tests with one of these outcomes, in any phase, without their parameters."""
+    return {
+        report.nodeid.partition("[")[0] for outcome in outcomes for report in reporter.getreports(outcome)
     }
-    return [
-        item.node
-        for item in evidence()
-        if not item.is_soak
-        and all(map(is_here, item.needs))
-        and (item.node not in passed or item.node in bad)
-    ]
 
 
 @pytest.hookimpl(trylast=True)
@@ -119,7 +109,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(session.config, "workerinput") or not is_whole_run(session.config):
         return
-    if missing := missing_evidence(reporter):
+    passed, bad = nodes(reporter, "passed"), nodes(reporter, "failed", "error", "skipped")
+    if missing := without_proof(evidence(), passed=passed, bad=bad, is_here=is_here):
         session.config.stash[MISSING] = missing
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -11,7 +11,7 @@ import ast
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -152,6 +152,22 @@ def _has_go() -> bool:
 
 
 _NEEDS: dict[str, Callable[[], bool]] = {"containers": _has_containers, "go": _has_go}
+
+
+def without_proof(
+    listed: Iterable[Evidence], *, passed: set[str], bad: set[str], is_here: Callable[[str], bool]
+) -> list[str]:
+    """Nodes of which a whole run without the soak tests should have passed every case, and did not.
+
+    passed, bad: nodes of which a case passed; of which one failed, was in error or was skipped.
+    """
+    return [
+        item.node
+        for item in listed
+        if not item.is_soak
+        and all(map(is_here, item.needs))
+        and (item.node not in passed or item.node in bad)
+    ]
 
 
 def rendered(document: str) -> str:

@@ -1,6 +1,6 @@
 """docs/evidence.md lists every scenario and every fault case, with tests that exist."""
 
-from support.evidence import CASES, DOCUMENT, SCENARIOS, evidence, rendered
+from support.evidence import CASES, DOCUMENT, SCENARIOS, Evidence, evidence, rendered, without_proof
 
 
 def test_the_document_is_up_to_date() -> None:
@@ -10,3 +10,19 @@ def test_the_document_is_up_to_date() -> None:
 
 def test_no_test_claims_to_show_something_unknown() -> None:
     assert sorted({name for item in evidence() for name in item.shows} - {*SCENARIOS, *CASES}) == []
+
+
+def test_a_listed_test_proves_only_what_it_passed() -> None:
+    listed = [
+        Evidence(name, ("OWN-1",), is_soak=name == "soak", needs=("go",) if name.startswith("go") else ())
+        for name in ("passed", "failed", "skipped", "gone", "half", "soak", "go_skipped")
+    ]
+    passed = {"passed", "half"}
+    bad = {"failed", "skipped", "half", "go_skipped"}
+    assert without_proof(listed, passed=passed, bad=bad, is_here=lambda _: False) == [
+        "failed",
+        "skipped",
+        "gone",
+        "half",
+    ]
+    assert "go_skipped" in without_proof(listed, passed=passed, bad=bad, is_here=lambda _: True)
