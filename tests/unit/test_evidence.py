@@ -15,14 +15,14 @@ def test_no_test_claims_to_show_something_unknown() -> None:
 def test_a_listed_test_proves_only_what_it_passed() -> None:
     listed = [
         Evidence(name, ("OWN-1",), is_soak=name == "soak", needs=("go",) if name.startswith("go") else ())
-        for name in ("passed", "failed", "skipped", "gone", "half", "soak", "go_skipped")
+        for name in ("passed", "failed", "skipped", "absent", "half", "soak", "go_skipped")
     ]
     passed = {"passed", "half"}
     bad = {"failed", "skipped", "half", "go_skipped"}
     assert without_proof(listed, passed=passed, bad=bad, is_here=lambda _: False) == [
         "failed",
         "skipped",
-        "gone",
+        "absent",
         "half",
     ]
     assert "go_skipped" in without_proof(listed, passed=passed, bad=bad, is_here=lambda _: True)
