@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from rara_testing.fault_proxy import Direction, End, FaultProxy
@@ -183,3 +184,17 @@ async def test_a_server_that_is_away_looks_like_a_reset() -> None:
         reader, _ = await asyncio.open_connection("127.0.0.1", proxy.port)
         with pytest.raises(ConnectionResetError):
             await reader.read()
+
+
+async def test_a_server_on_a_unix_socket(tmp_path: Path) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    server = await asyncio.start_unix_server(greet, tmp_path / ".s.PGSQL.5432")
+    async with FaultProxy(str(tmp_path), 5432) as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        async with asyncio.timeout(_WAIT_S):
+            assert await reader.read() == b"hello"
+        writer.close()
+    server.close()

@@ -59,3 +59,23 @@ async def test_the_caller_s_settings_do_not_leak_in(tmp_path: Path, monkeypatch:
         assert await process.output() == ["got None"]
         assert process.returncode == 0
     assert os.environ["RARA_LEASE_S"] == "1"
+
+
+async def test_memory_is_seen_and_limited(tmp_path: Path) -> None:
+    code = "import time; print('ready', flush=True); time.sleep(0.5); x = bytearray(1 << 30)"
+    async with Processes(tmp_path) as processes:
+        process = await processes.python("hog", code, ready="ready")
+        assert process.resident_bytes() > 1 << 20
+        process.limit_memory(200 << 20)
+        assert await process.wait() == 1
+        assert "MemoryError" in process.report()
+        assert process.resident_bytes() == 0
+
+
+async def test_children_are_found(tmp_path: Path) -> None:
+    async with Processes(tmp_path) as processes:
+        process = await processes.python("loop", _LOOP, ready="^ready")
+        child = int((await process.expect_line(r"child (\d+)")).group(1))
+        assert process.children() == [child]
+        await process.kill_and_wait()
+        assert process.children() == []

@@ -70,7 +70,10 @@ class _Link:
 
 
 class FaultProxy:
-    """Listens on a free port of 127.0.0.1 and forwards to one server. Links made while it stalls stall too."""
+    """Listens on a free port of 127.0.0.1 and forwards to one server. Links made while it stalls stall too.
+
+    host: as for PostgreSQL, an absolute path is the folder of its Unix socket.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -190,9 +193,7 @@ class FaultProxy:
             if self._refusing:
                 raise ConnectionRefusedError
             async with asyncio.timeout(_CONNECT_S):
-                server_reader, server_writer = await asyncio.open_connection(
-                    *self._target, limit=_CHUNK_BYTES
-                )
+                server_reader, server_writer = await self._dial()
         except (OSError, TimeoutError):
             _Link(writer, writer).end(End.RESET)
             return
@@ -205,6 +206,12 @@ class FaultProxy:
         finally:
             self._links.discard(link)
             link.end(End.CLOSE)
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        host, port = self._target
+        if host.startswith("/"):
+            return await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}", limit=_CHUNK_BYTES)
+        return await asyncio.open_connection(host, port, limit=_CHUNK_BYTES)
 
     async def _pump(
         self, link: _Link, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -5,6 +5,8 @@
         scheduler.kill()            # SIGKILL
         await scheduler.wait()
 
+Signals: `kill`, `terminate`, `interrupt`, `freeze`, `thaw`. Memory: `limit_memory`, `resident_bytes`.
+
 Standard error goes to `<folder>/<name>-<n>.stderr`, and its end into every failure's message.
 """
 
@@ -12,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import re
+import resource
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -110,6 +113,23 @@ class Process:
         """SIGCONT."""
         self._signal(signal.SIGCONT)
 
+    # ------------------------------------------------------------ memory and children (Linux)
+
+    def limit_memory(self, size_bytes: int) -> None:
+        """Let its address space grow no further than this; what it starts from now on inherits the limit.
+
+        Allocations beyond fail in the process, as MemoryError in Python. Nothing is taken from it.
+        """
+        resource.prlimit(self.pid, resource.RLIMIT_AS, (size_bytes, size_bytes))
+
+    def resident_bytes(self) -> int:
+        """The memory that it occupies now; 0 when it is gone."""
+        return resident_bytes(self.pid)
+
+    def children(self) -> list[int]:
+        """The ids of the processes that it started and that are there now."""
+        return children(self.pid)
+
     async def wait(self, timeout_s: float = EXIT_S) -> int:
         """The exit code. Raises AssertionError, with the output, when it is still running after `timeout_s`."""
         try:
@@ -206,6 +226,24 @@ class Processes:
     async def python(self, name: str, code: str, *arguments: str, ready: str | None = None) -> Process:
         """A Python process that runs `code`."""
         return await self.start(name, [sys.executable, "-u", "-c", code, *arguments], ready=ready)
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory that a process occupies; 0 when there is none (Linux)."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * resource.getpagesize()
+
+
+def children(pid: int) -> list[int]:
+    """The ids of a process's children; empty when it is gone (Linux)."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    return sorted(found)
 
 
 def base_environment() -> dict[str, str]:
