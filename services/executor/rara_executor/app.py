@@ -18,6 +18,7 @@ from rara_executor.connection import CHANNEL_OPTIONS, Connection
 from rara_executor.drain import Drain
 from rara_executor.lease_clock import lease_now
 from rara_executor.outbox import Outbox
+from rara_executor.ready import ReadyFile
 from rara_executor.redaction import Redactor
 from rara_executor.runner_pool import PoolLimits, RunnerPool
 from rara_executor.runner_protocol import OperationInfo, Setup
@@ -48,6 +49,8 @@ class Executor:
 
     def stop(self) -> None:
         """Drain, then end; the bound is RARA_EXECUTOR_STOP_S."""
+        if not self._stop.is_set():
+            log.info("executor.stopping", stop_s=self._settings.executor_stop_s)
         self._stop.set()
 
     @property
@@ -75,6 +78,7 @@ class Executor:
             ):
                 with _one_error():
                     await self._run(scratch, warden, session_channel, BlobClient(blob_channel))
+        log.info("executor.stopped")
 
     async def _run(
         self, scratch: ScratchFolder, warden: Warden, channel: grpc.aio.Channel, blobs: BlobClient
@@ -167,12 +171,17 @@ class Executor:
     async def _report_readiness(self, side: SessionSide) -> None:
         await side.welcomed.wait()
         self._on_connected()
+        file = ReadyFile(self._settings.executor_ready_file)
         ready: bool | None = None
-        while True:
-            if ready is not self.is_ready:
-                ready = self.is_ready
-                log.info("executor.readiness_changed", ready=ready)
-            await asyncio.sleep(SWEEP_S)
+        try:
+            while True:
+                if ready is not self.is_ready:
+                    ready = self.is_ready
+                    log.info("executor.readiness_changed", ready=ready)
+                file.show(self.is_ready)
+                await asyncio.sleep(SWEEP_S)
+        finally:
+            file.show(is_ready=False)
 
 
 @contextlib.contextmanager

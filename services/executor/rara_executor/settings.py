@@ -54,6 +54,8 @@ class Settings(BaseSettings):
     """Size to which the cache is kept; what running jobs use is not counted."""
     executor_transfers: int = Field(default=4, ge=1)
     """Artifacts moved at once."""
+    executor_ready_file: Path | None = None
+    """A file that is there, and touched every second, while jobs can come; for health checks."""
     executor_secrets_dir: Path = Path("/run/secrets")
     """Where the secret provider `file` looks."""
     executor_uvloop: bool = False
