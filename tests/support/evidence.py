@@ -8,6 +8,7 @@ at its end. `python -m support.evidence`, run in the folder `tests`, writes the 
 """
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -151,7 +152,15 @@ def _has_go() -> bool:
     return shutil.which("go") is not None
 
 
-_NEEDS: dict[str, Callable[[], bool]] = {"containers": _has_containers, "go": _has_go}
+def _has_pgbouncer() -> bool:
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin") is not None
+
+
+_NEEDS: dict[str, Callable[[], bool]] = {
+    "containers": _has_containers,
+    "go": _has_go,
+    "pgbouncer": _has_pgbouncer,
+}
 
 
 def without_proof(

@@ -11,7 +11,7 @@ from rara_cli.session import Session
 
 try:
     import asyncpg
-    from rara_scheduler.store import migrate
+    from rara_scheduler.store import migrate, pooler
 except ImportError as error:
     raise CommandError(
         Exit.UNEXPECTED,
@@ -25,6 +25,7 @@ async def migrate_database(session: Session, database_url: str) -> None:
     """Apply what is missing, and say what that was."""
     wait_s = session.timeout_s if session.timeout_s is not None else 60.0
     async with _faults():
+        await pooler.require_sessions(database_url)  # the lock against a second migration lives in a session
         applied = await migrate.migrate(database_url, wait_s=wait_s)
     if session.output == "json":
         print_document({"applied": [{"version": item.version, "name": item.name} for item in applied]})
@@ -76,7 +77,7 @@ async def _faults() -> AsyncGenerator[None, None]:
     """What the database or its driver says, as an end of the command. Never shows the URL: it may hold a password."""
     try:
         yield
-    except migrate.MigrationError as error:
+    except (migrate.MigrationError, pooler.PoolerUnsupported) as error:
         raise CommandError(Exit.REFUSED, error.code, str(error)) from error
     except ValueError as error:  # the driver's, for an address that it cannot read
         raise CommandError(

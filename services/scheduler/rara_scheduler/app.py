@@ -45,6 +45,7 @@ from rara_scheduler.store.explain import Explainer
 from rara_scheduler.store.history import HistoryStore
 from rara_scheduler.store.leases import LeaseStore
 from rara_scheduler.store.migrate import migrate, status
+from rara_scheduler.store.pooler import require_sessions
 from rara_scheduler.store.reads import Reads
 from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.sessions import SessionStore
@@ -65,6 +66,7 @@ _NOT_UP_YET = (
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
     asyncpg.ConnectionDoesNotExistError,
+    asyncpg.ProtocolViolationError,  # a pooler's, whose database is not up
 )
 
 _SERVICES = tuple(
@@ -317,6 +319,7 @@ class Scheduler:
         """Bring the schema up to date where that is allowed; refuse one that does not fit. Waits for the database."""
         while True:
             try:
+                await require_sessions(self._settings.database_url)
                 if self._settings.migrate:
                     for applied in await migrate(self._settings.database_url):
                         log.info("schema.migrated", version=applied.version, name=applied.name)

@@ -158,11 +158,8 @@ class Database:
             except TimeoutError:
                 raise PoolTimeout(self._acquire_timeout_s) from None
             except asyncpg.ProtocolViolationError as error:
-                raise Fault(
-                    Code.POOLER_UNSUPPORTED,
-                    "a connection pooler stands before the database and refuses session settings; "
-                    f"use a direct address: {error}",
-                ) from error
+                # A pooler's, for whatever keeps it from the database.
+                raise StoreUnavailable(str(error)) from error
             try:
                 yield connection
             except TimeoutError as error:  # the driver's own bound on one statement
