@@ -59,15 +59,20 @@ select s.step_run_id, s.workflow_run_id, 'cancelled', 'UPSTREAM_FAILED', c.revis
 returning step_run_id::text, workflow_run_id::text, reason;
 
 -- name: close_overdue_steps
--- Steps $1 that wait beyond their time, for the reasons $2, at the revisions $3. Of the rows found, those still there.
+-- Steps $1 that wait beyond their time, for the reasons $2, at the revisions $3. Of the rows found, those still there
+-- that nobody holds.
 with target as (
     select * from unnest($1::uuid[], $2::text[], $3::bigint[]) t(step_run_id, why, at_revision)
+), free_waiting as materialized (
+    select t.* from target t join rara.waiting w on w.step_run_id = t.step_run_id for update of w skip locked
+), free_ready as materialized (
+    select t.* from target t join rara.ready r on r.step_run_id = t.step_run_id for update of r skip locked
 ), from_waiting as (
-    delete from rara.waiting w using target t
+    delete from rara.waiting w using free_waiting t
      where w.step_run_id = t.step_run_id and t.why = 'DEADLINE_EXCEEDED' and w.deadline <= now()
     returning w.step_run_id, w.workflow_run_id, w.attempt, w.failures, w.released_at, w.deadline, t.why, t.at_revision
 ), from_ready as (
-    delete from rara.ready r using target t
+    delete from rara.ready r using free_ready t
      where r.step_run_id = t.step_run_id
        and case t.why when 'DEADLINE_EXCEEDED' then r.deadline else r.schedule_deadline end <= now()
     returning r.step_run_id, r.workflow_run_id, r.attempt, r.failures, r.released_at, r.deadline, t.why, t.at_revision

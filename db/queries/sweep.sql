@@ -67,7 +67,7 @@ select l.step_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings
   join rara.step_run s on s.step_run_id = l.step_run_id;
 
 -- name: overdue_leases
--- A page of leases that ran out of a time of their own, and why.
+-- A page of leases that ran out of a time of their own, and why, behind step $1.
 select l.step_run_id::text, l.lease_token, l.executor_id::text, r.definition, r.definition_version, s.step_name,
        case when l.deadline <= now() then 'DEADLINE_EXCEEDED'
             when l.attempt_deadline <= now() then 'ATTEMPT_TIMEOUT'
@@ -77,8 +77,9 @@ select l.step_run_id::text, l.lease_token, l.executor_id::text, r.definition, r.
   join rara.workflow_run r on r.workflow_run_id = l.workflow_run_id
  where l.cancel_requested_at is null
    and (l.deadline <= now() or l.attempt_deadline <= now() or l.progress_at + l.progress_timeout <= now())
+   and l.step_run_id > $1::uuid
  order by l.step_run_id
- limit $1::int;
+ limit $2::int;
 
 -- name: mark_leases
 -- Store the wish that these leases (step $1, token $2) end, for the reason $3, with $4 seconds of grace.
@@ -106,10 +107,13 @@ select w.step_run_id::text, w.workflow_run_id::text, w.available_at
 
 -- name: promote_steps
 -- The waiting steps $1 become leasable. Under their runs' locks, where no cancel is asked for.
-with due as (
-    delete from rara.waiting w
+with free as materialized (
+    select w.step_run_id
+      from rara.waiting w
      where w.step_run_id = any($1::uuid[]) and w.available_at <= now()
-    returning w.*
+       for update skip locked
+), due as (
+    delete from rara.waiting w using free f where w.step_run_id = f.step_run_id returning w.*
 )
 insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, attempt, failures, free_endings, reason,
                         released_at, deadline, schedule_deadline, revision)
@@ -120,30 +124,35 @@ select d.route_id, now(), d.step_run_id, d.workflow_run_id, d.attempt, d.failure
 returning step_run_id::text;
 
 -- name: overdue_runs
-select r.workflow_run_id::text
+-- A page of runs beyond their deadline, behind ($1, $2).
+select r.workflow_run_id::text, r.deadline
   from rara.workflow_run r
  where r.deadline <= now() and r.ended_at is null and r.cancel_requested_at is null
- order by r.deadline
- limit $1::int;
+   and (r.deadline, r.workflow_run_id) > ($1::timestamptz, $2::uuid)
+ order by r.deadline, r.workflow_run_id
+ limit $3::int;
 
 -- name: overdue_steps
 -- A page of steps that wait beyond their deadline, or beyond the wait for a capable executor, behind step $1.
-select o.step_run_id::text, o.workflow_run_id::text, o.route_id, o.deadline <= now() as past_deadline
-  from (select r.step_run_id, r.workflow_run_id, r.route_id, r.deadline, r.schedule_deadline
+-- $2: routes without one. Steps that only wait for a capable executor to be free are no part of any page.
+select o.step_run_id::text, o.workflow_run_id::text, coalesce(o.deadline <= now(), false) as past_deadline
+  from (select r.step_run_id, r.workflow_run_id, r.deadline
           from rara.ready r
          where least(r.deadline, r.schedule_deadline) <= now()
            and (r.deadline is not null or r.schedule_deadline is not null)
+           and (r.deadline <= now() or r.route_id = any($2::int[]))
         union all
-        select w.step_run_id, w.workflow_run_id, w.route_id, w.deadline, null
+        select w.step_run_id, w.workflow_run_id, w.deadline
           from rara.waiting w
          where w.deadline <= now() and w.deadline is not null) o
  where o.step_run_id > $1::uuid
  order by o.step_run_id
- limit $2::int;
+ limit $3::int;
 
 -- name: live_offers
 -- What executors offer that are connected or may be on their way back: seen within $1 seconds, not draining or gone.
-select x.executor_kind, x.capabilities::text as capabilities, x.labels::text as labels
+-- Equal offers are one.
+select distinct x.executor_kind, x.capabilities::text as capabilities, x.labels::text as labels
   from rara.executor x
  where not x.draining
    and greatest(x.last_seen_at, x.ended_at) > now() - make_interval(secs => $1::float8);

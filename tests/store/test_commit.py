@@ -478,7 +478,7 @@ async def test_the_runs_deadline_ends_leased_steps_as_failed_and_waiting_ones_as
     a = (await world.lease(1))[0]
     await world.report(a, accepted(), running())
     await world.raw.execute("update rara.workflow_run set deadline = now() - interval '1 second'")
-    assert await world.sweeps.overdue_runs() == [run_id]
+    assert [run.workflow_run_id for run in await world.sweeps.overdue_runs()] == [run_id]
     await world.cancels.cancel_run(run_id, reason="DEADLINE_EXCEEDED", message="", grace_s=None)
     assert await world.sweeps.overdue_runs() == []
     assert (await world.steps(run_id))["b"] == ("cancelled", "DEADLINE_EXCEEDED")

@@ -46,6 +46,7 @@ class Committer:
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._held_up: set[int] = set()  # tokens of which somebody else held the rows when last tried
 
     def submit(self, submission: Submission) -> None:
         self._queue.append(submission)
@@ -87,17 +88,30 @@ class Committer:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
             wait_s = _FIRST_WAIT_S
-            held_up = [submission for submission in taken if submission.lease_token in result.busy]
-            self._queue.extendleft(reversed(held_up))
+            self._put_behind([submission for submission in taken if submission.lease_token in result.busy])
+            self._held_up = result.busy
             self._uncount([submission for submission in taken if submission.lease_token not in result.busy])
             self._aftermath.committed(result, reporters)
+            if len(result.busy) == len(batch):
+                await asyncio.sleep(_FIRST_WAIT_S)  # nothing could be done: look again, but not at once
 
     async def _commit(self, batch: list[LeaseReports]) -> BatchResult:
-        try:
-            return await self._store.commit(batch)
-        except LockTimeout:
-            # Somebody holds a run of the batch. Its neighbours do not wait for it.
-            return await self._store.commit(batch, skip_locked=True)
+        """Somebody may hold a run of the batch: its neighbours wait for that once, and not again."""
+        if not any(reports.lease_token in self._held_up for reports in batch):
+            try:
+                return await self._store.commit(batch)
+            except LockTimeout:
+                pass
+        return await self._store.commit(batch, skip_locked=True)
+
+    def _put_behind(self, held_up: list[Submission]) -> None:
+        """Let the others pass, each lease's own in the order in which they came: a whole batch may be held up."""
+        if not held_up:
+            return
+        tokens = {submission.lease_token for submission in held_up}
+        others = [submission for submission in self._queue if submission.lease_token not in tokens]
+        later = [submission for submission in self._queue if submission.lease_token in tokens]
+        self._queue = deque([*others, *held_up, *later])
 
     def has_queued(self, lease_token: int) -> bool:
         """Whether something about this lease is on its way to the database: then nobody may judge it by its row."""

@@ -17,13 +17,12 @@ from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.store.cancel import CancelStore
 from rara_scheduler.store.commit import LeaseReports
 from rara_scheduler.store.database import Conflict, DataRefused, LockTimeout
-from rara_scheduler.store.definitions import DefinitionStore
+from rara_scheduler.store.definitions import DefinitionStore, UnusableDefinition
 from rara_scheduler.store.sessions import SessionStore
-from rara_scheduler.store.sweeps import OverdueStep, SweepStore
+from rara_scheduler.store.sweeps import BEFORE_ALL, FIRST, OverdueLease, SweepStore
 
 log = structlog.get_logger(__name__)
 
-_FIRST = str(UUID(int=0))
 _SHORTEST_WAIT_S = 0.01
 
 
@@ -143,7 +142,7 @@ class SweepLoop:
         self._sessions.push_cancels(orders)
 
     async def _reclaim(self) -> None:
-        after = _FIRST
+        after = FIRST
         while page := await self._sweeps.reclaimable(after):
             await self._committer.commit_found(
                 [
@@ -169,46 +168,56 @@ class SweepLoop:
             after = page[-1].step_run_id
 
     async def _mark_overdue_leases(self) -> None:
-        marks = []
-        for lease in await self._sweeps.overdue_leases():
+        after = FIRST
+        while page := await self._sweeps.overdue_leases(after):
+            marks = [(lease, await self._grace_s(lease)) for lease in page]
+            if self._sessions.push_cancels(await self._sweeps.mark_leases(marks)):
+                self._aftermath.tell_others()
+            after = page[-1].step_run_id
+
+    async def _grace_s(self, lease: OverdueLease) -> float:
+        try:
             spec = await self._definitions.spec(lease.definition, lease.definition_version)
             own = spec.steps[lease.step_name].cancel_grace_s
-            marks.append((lease, self._cancel_grace_s if own is None else own))
-        if marks and self._sessions.push_cancels(await self._sweeps.mark_leases(marks)):
-            self._aftermath.tell_others()
+        except (LookupError, UnusableDefinition):
+            own = None
+        return self._cancel_grace_s if own is None else own
 
     async def _cancel_overdue_runs(self) -> None:
-        for workflow_run_id in await self._sweeps.overdue_runs():
-            result = await self._cancels.cancel_run(
-                workflow_run_id,
-                reason=Code.DEADLINE_EXCEEDED,
-                message="the run's deadline has passed",
-                grace_s=None,
-                skip_locked=True,
-            )
-            self._aftermath.cancelled(result)
+        after = BEFORE_ALL
+        while page := await self._sweeps.overdue_runs(after):
+            for run in page:
+                try:
+                    await self._cancel_overdue_run(run.workflow_run_id)
+                except (Conflict, DataRefused, LockTimeout) as error:
+                    # Its own trouble: those behind it have waited long enough.
+                    log.warning("sweep.run_deferred", workflow_run_id=run.workflow_run_id, error=str(error))
+            after = (page[-1].deadline, UUID(page[-1].workflow_run_id))
+
+    async def _cancel_overdue_run(self, workflow_run_id: str) -> None:
+        result = await self._cancels.cancel_run(
+            workflow_run_id,
+            reason=Code.DEADLINE_EXCEEDED,
+            message="the run's deadline has passed",
+            grace_s=None,
+            skip_locked=True,
+        )
+        self._aftermath.cancelled(result)
 
     async def _close_overdue_steps(self) -> None:
-        after = _FIRST
-        capable: dict[int, bool] = {}
-        offers = None
-        while page := await self._sweeps.overdue_steps(after):
-            due: list[OverdueStep] = []
-            for step in page:
-                if step.past_deadline:
-                    due.append(step)
-                    continue
-                if self._clock() < self._settled_at:
-                    continue  # executors are on their way back
-                if offers is None:
-                    offers = await self._sweeps.live_offers(max(self._silence_s, self._lease_s))
-                route = self._routes.routes.get(step.route_id)
-                if route is None:
-                    continue  # not loaded yet: the next sweep knows it
-                if step.route_id not in capable:
-                    capable[step.route_id] = any(not isinstance(match(route, o), Miss) for o in offers)
-                if not capable[step.route_id]:
-                    due.append(step)
-            if due:
-                self._aftermath.cancelled(await self._cancels.close_overdue(due))
+        unserved = await self._unserved_routes()
+        after = FIRST
+        while page := await self._sweeps.overdue_steps(after, unserved):
+            self._aftermath.cancelled(await self._cancels.close_overdue(page))
             after = page[-1].step_run_id
+
+    async def _unserved_routes(self) -> list[int]:
+        """Routes that no executor can serve which is connected, here or elsewhere, or may be on its way back."""
+        if self._clock() < self._settled_at:
+            return []  # executors are on their way back
+        offers = await self._sweeps.live_offers(max(self._silence_s, self._lease_s))
+        return [
+            route_id
+            for route_id, route in self._routes.routes.items()
+            if all(isinstance(match(route, offer), Miss) for offer in offers)
+        ]

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Final, ParamSpec, TypeVar
 
 import asyncpg
+from google.protobuf.message import DecodeError
 from rara.v1 import workflow_pb2
 
 from rara_scheduler.domain.definition import (
@@ -40,11 +41,24 @@ class Registered:
     route_ids: Mapping[str, int]
 
 
-class DefinitionNotFound(Fault):
+class UnusableDefinition(Fault):
+    """A version that cannot be had, so that nothing of its runs can be built or judged."""
+
+
+class DefinitionNotFound(UnusableDefinition):
     def __init__(self, definition: str, version: int) -> None:
         which = f"version {version} of definition {definition}" if version else f"definition {definition}"
         metadata = {"definition": definition} | ({"version": str(version)} if version else {})
         super().__init__(Code.DEFINITION_NOT_FOUND, f"there is no {which}", metadata=metadata)
+
+
+class DefinitionDamaged(UnusableDefinition):
+    """What is stored is not what was registered: somebody changed the row by hand."""
+
+    def __init__(self, definition: str, version: int) -> None:
+        metadata = {"definition": definition, "version": str(version)}
+        message = f"version {version} of definition {definition} cannot be read"
+        super().__init__(Code.INTERNAL, message, metadata=metadata)
 
 
 class DefinitionStore:
@@ -105,7 +119,7 @@ class DefinitionStore:
         return _described(content, row["version"], sha256, row["created_at"]), existed
 
     async def load(self, definition: str, version: int = 0) -> Registered:
-        """One version, 0 being the newest. Raises DefinitionNotFound."""
+        """One version, 0 being the newest. Raises UnusableDefinition."""
         cached = self._cache.get((definition, version))
         if cached is not None:
             self._cache.move_to_end((definition, version))
@@ -119,24 +133,28 @@ class DefinitionStore:
             row = await connection.fetchrow(query("definition_get"), definition, version)
             if row is None:
                 raise DefinitionNotFound(definition, version)
-            message = _message(row)
-            spec = await _off_loop(len(message.steps), stored_definition, message, self._defaults)
+            try:
+                message = _message(row)
+                spec = await _off_loop(len(message.steps), stored_definition, message, self._defaults)
+            except (DecodeError, LookupError, TypeError, ValueError) as error:
+                raise DefinitionDamaged(definition, version) from error
             keys = [_route_key(spec, name) for name in spec.steps]
             unique = sorted(set(keys))
             found = dict(zip(unique, await _find_routes(connection, unique), strict=True))
-        route_ids: dict[str, int] = {}
-        for name, key in zip(spec.steps, keys, strict=True):
-            route_id = found[key]
-            if route_id is None:  # interned with the definition, in one transaction
-                raise LookupError(f"step {name} of {definition} version {version} has no route")
-            route_ids[name] = route_id
+        # A route is interned with the definition, in one transaction. Where one is gone all the same, no run can
+        # start, and those that run go on.
+        route_ids = {
+            name: route_id
+            for name, key in zip(spec.steps, keys, strict=True)
+            if (route_id := found[key]) is not None
+        }
         registered = Registered(message, spec, route_ids)
         self._keep(registered)
         self._on_routes()
         return registered
 
     async def get(self, definition: str, version: int = 0) -> tuple[workflow_pb2.Definition, DefinitionSpec]:
-        """A version as clients see it (do not change it) and its value. Raises DefinitionNotFound."""
+        """A version as clients see it (do not change it) and its value. Raises UnusableDefinition."""
         registered = await self.load(definition, version)
         return registered.message, registered.spec
 

@@ -12,7 +12,9 @@ from rara_scheduler.store.database import Database, Lane
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.run_ledger import CancelOrder, cancel_order
 
-BEFORE_ALL = (datetime(1970, 1, 1, tzinfo=UTC), UUID(int=0))
+Place = tuple[datetime, UUID]
+BEFORE_ALL: Place = (datetime(1970, 1, 1, tzinfo=UTC), UUID(int=0))
+FIRST = str(UUID(int=0))  # before every step
 _PAGE = 500
 
 
@@ -50,10 +52,15 @@ class OverdueLease:
 
 
 @dataclass(frozen=True, slots=True)
+class OverdueRun:
+    workflow_run_id: str
+    deadline: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class OverdueStep:
     step_run_id: str
     workflow_run_id: str
-    route_id: int
     past_deadline: bool  # else it waits too long for a capable executor
 
 
@@ -100,9 +107,10 @@ class SweepStore:
             for row in rows
         ]
 
-    async def overdue_leases(self) -> list[OverdueLease]:
+    async def overdue_leases(self, after_step_run_id: str = FIRST) -> list[OverdueLease]:
+        """A page of leases beyond a time of their own, behind a step."""
         async with self._database.connection(Lane.ENGINE) as connection:
-            rows = await connection.fetch(query("overdue_leases"), _PAGE)
+            rows = await connection.fetch(query("overdue_leases"), after_step_run_id, _PAGE)
         return [
             OverdueLease(
                 row["step_run_id"],
@@ -147,21 +155,24 @@ class SweepStore:
                 return promoted
             after = (due[-1]["available_at"], UUID(due[-1]["step_run_id"]))
 
-    async def overdue_runs(self) -> list[str]:
+    async def overdue_runs(self, after: Place = BEFORE_ALL) -> list[OverdueRun]:
+        """A page of runs beyond their deadline, behind a place."""
         async with self._database.connection(Lane.ENGINE) as connection:
-            rows = await connection.fetch(query("overdue_runs"), _PAGE)
-        return [row["workflow_run_id"] for row in rows]
+            rows = await connection.fetch(query("overdue_runs"), *after, _PAGE)
+        return [OverdueRun(row["workflow_run_id"], row["deadline"]) for row in rows]
 
-    async def overdue_steps(self, after_step_run_id: str) -> list[OverdueStep]:
-        """A page of ready or waiting steps beyond their time, behind a step."""
+    async def overdue_steps(
+        self, after_step_run_id: str, unserved_route_ids: Sequence[int] = ()
+    ) -> list[OverdueStep]:
+        """A page of ready or waiting steps beyond their time, behind a step.
+
+        unserved_route_ids: those for which no capable executor is known; steps of others wait on for a free one.
+        """
         async with self._database.connection(Lane.ENGINE) as connection:
-            rows = await connection.fetch(query("overdue_steps"), after_step_run_id, _PAGE)
-        return [
-            OverdueStep(
-                row["step_run_id"], row["workflow_run_id"], row["route_id"], bool(row["past_deadline"])
+            rows = await connection.fetch(
+                query("overdue_steps"), after_step_run_id, list(unserved_route_ids), _PAGE
             )
-            for row in rows
-        ]
+        return [OverdueStep(row["step_run_id"], row["workflow_run_id"], row["past_deadline"]) for row in rows]
 
     async def live_offers(self, seen_within_s: float) -> list[Offer]:
         """What all connected executors offer, whichever scheduler they are connected to."""
