@@ -16,7 +16,7 @@ from rara_scheduler.domain.routing import Capability, Miss, Offer, Route, match
 from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.sessions import Held, Session, SessionRegistry
 from rara_scheduler.store.database import Conflict, DataRefused
-from rara_scheduler.store.definitions import DefinitionNotFound
+from rara_scheduler.store.definitions import UnusableDefinition
 from rara_scheduler.store.leases import Cursor, Grant, LeaseStore
 from rara_scheduler.store.run_ledger import Specs
 from rara_scheduler.store.sweeps import BEFORE_ALL
@@ -250,7 +250,7 @@ class DispatchLoop:
             try:
                 definition = await self._specs.spec(grant.definition, grant.definition_version)
                 specs.append((grant, definition.steps[grant.step_name]))
-            except (LookupError, ValueError, DefinitionNotFound) as error:
+            except (LookupError, UnusableDefinition) as error:
                 # A row that somebody changed by hand: its own step's trouble, not its neighbours'.
                 log.error("dispatch.definition_unreadable", step_run_id=grant.step_run_id, error=repr(error))
                 self._give_back(

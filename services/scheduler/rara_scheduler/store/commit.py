@@ -21,6 +21,7 @@ from rara_scheduler.domain.attempt import (
 )
 from rara_scheduler.domain.definition import StepSpec
 from rara_scheduler.domain.errors import Code, StepError
+from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.domain.step import StepState
 from rara_scheduler.store.database import Conflict, Connection, Database, DataRefused, Lane
 from rara_scheduler.store.inputs import load_input_artifacts
@@ -35,6 +36,10 @@ from rara_scheduler.store.run_ledger import (
 )
 
 _CONFLICT_RETRIES = 5
+
+# What is left of a step whose definition cannot be had: enough to close it.
+_BARE_STEP = StepSpec("", "", "", "", (), None, b"", (), (), {}, {}, RetryPolicy())
+_UNREADABLE = StepError(Code.PAYLOAD_INVALID, "its definition cannot be read", retryable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +178,7 @@ class CommitStore:
         result = await self._commit_repeating([ending], skip_locked=skip_locked)
         decision = result.decisions.get(reports.lease_token)
         if decision is not None:
-            decision.refused.extend(
-                Refusal(item.sequence, Code.PAYLOAD_INVALID, failure.message)
-                for item in reports.items
-                if isinstance(item, Report)
-            )
+            _refuse_all(decision, reports, failure)
         return result
 
     async def _commit_repeating(self, batch: Sequence[LeaseReports], *, skip_locked: bool) -> BatchResult:
@@ -233,16 +234,18 @@ class CommitStore:
         known = await self._known(connection, current)
         blobs = await self._blobs(connection, [item for reports, _ in current for item in reports.items])
         for reports, lease in current:
-            run = ledger.runs[lease.workflow_run_id]
-            spec = await self._specs.spec(run.definition, run.definition_version)
-            result.decisions[lease.lease_token] = decide(
+            step = await self._step_spec(ledger, lease)
+            decision = decide(
                 lease,
-                reports.items,
-                spec.steps[lease.step_name].retry,
+                reports.items if step else (AttemptEnding(_UNREADABLE),),
+                (step or _BARE_STEP).retry,
                 known=known.get(lease.lease_token, frozenset()),
                 blobs=blobs,
                 jitter=self._jitter(),
             )
+            if step is None:
+                _refuse_all(decision, reports, _UNREADABLE)
+            result.decisions[lease.lease_token] = decision
         changed = [decision for decision in result.decisions.values() if decision.changed]
         if changed:
             await self._write(connection, ledger, changed, result)
@@ -290,12 +293,15 @@ class CommitStore:
         result.changed_runs = {run.workflow_run_id for run in runs}
 
     async def _step_specs(self, ledger: RunLedger, changed: Sequence[Decision]) -> dict[int, StepSpec]:
-        specs = {}
-        for decision in changed:
-            run = ledger.runs[decision.lease.workflow_run_id]
-            spec = await self._specs.spec(run.definition, run.definition_version)
-            specs[decision.lease.lease_token] = spec.steps[decision.lease.step_name]
-        return specs
+        return {
+            decision.lease.lease_token: await self._step_spec(ledger, decision.lease) or _BARE_STEP
+            for decision in changed
+        }
+
+    async def _step_spec(self, ledger: RunLedger, lease: LeaseFacts) -> StepSpec | None:
+        """None: its definition cannot be had, or has no such step."""
+        spec = await ledger.spec(ledger.runs[lease.workflow_run_id])
+        return spec.steps.get(lease.step_name) if spec else None
 
     async def _classify_late(self, connection: Connection, late: Sequence[LeaseReports]) -> dict[int, Late]:
         wanted = [
@@ -440,6 +446,14 @@ class CommitStore:
             query("release_dependants"), *_transposed([candidates[key] for key in sorted(candidates)])
         )
         return bool(rows)
+
+
+def _refuse_all(decision: Decision, reports: LeaseReports, error: StepError) -> None:
+    decision.refused.extend(
+        Refusal(item.sequence, Code.PAYLOAD_INVALID, error.message)
+        for item in reports.items
+        if isinstance(item, Report)
+    )
 
 
 def _closed_steps(ending: Sequence[Decision]) -> list[ClosedStep]:

@@ -11,6 +11,7 @@ from rara_scheduler.domain.definition import DefinitionSpec
 from rara_scheduler.domain.errors import FAILS_THE_RUN, Code
 from rara_scheduler.domain.run import RunEvent, RunState, Tally, closing_event, transition
 from rara_scheduler.store.database import Connection
+from rara_scheduler.store.definitions import UnusableDefinition
 from rara_scheduler.store.queries import query
 
 
@@ -100,6 +101,13 @@ class RunLedger:
     cancel_grace_s: float
     orders: list[CancelOrder] = field(default_factory=list)
 
+    async def spec(self, run: LockedRun) -> DefinitionSpec | None:
+        """None: its definition cannot be had. Nothing of the run can go on then, and other runs do not notice."""
+        try:
+            return await self.specs.spec(run.definition, run.definition_version)
+        except UnusableDefinition:
+            return None
+
     def start(self, workflow_run_id: str) -> None:
         """An executor took up a lease of the run."""
         run = self.runs[workflow_run_id]
@@ -133,10 +141,10 @@ class RunLedger:
             run = self.runs[workflow_run_id]
             if run.tally().open == 0:
                 continue
-            spec = await self.specs.spec(run.definition, run.definition_version)
+            spec = await self.spec(run)
             names = [step.step_name for step in steps]
-            downstream = spec.downstream(names) - set(names)
-            if run.on_failure == "fail_fast" and any(step.fails_the_run for step in steps):
+            downstream = spec.downstream(names) - set(names) if spec else set()
+            if spec is None or (run.on_failure == "fail_fast" and any(step.fails_the_run for step in steps)):
                 if run.cancel_reason is None:
                     run.cancel_reason = run.new_cancel_reason = Code.SIBLING_FAILED
                 whole.append((workflow_run_id, run.cancel_reason))
@@ -170,8 +178,9 @@ class RunLedger:
         for run_id in reasons:
             run = self.runs[run_id]
             run.touched = True
-            spec = await self.specs.spec(run.definition, run.definition_version)
-            own = {n: s.cancel_grace_s for n, s in spec.steps.items() if s.cancel_grace_s is not None}
+            spec = await self.spec(run)
+            steps = spec.steps if spec else {}
+            own = {n: s.cancel_grace_s for n, s in steps.items() if s.cancel_grace_s is not None}
             graces.append(json.dumps(own))
         rows = await connection.fetch(
             query("mark_leases_of_runs"),
