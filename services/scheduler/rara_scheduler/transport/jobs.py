@@ -98,6 +98,8 @@ def build_job(
     for name, result in materials.effects.get(grant.idempotency_key, [])[:_MAX_EFFECTS]:
         job.effects.add(name=name, result=common_pb2.Payload(data=result))
     checkpoint = materials.checkpoints.get(grant.idempotency_key)
+    if checkpoint is not None and len(checkpoint) > max_payload_bytes:
+        raise UnfitJob(_too_large("checkpoint", len(checkpoint), max_payload_bytes))
     extras = job.ByteSize() - len(data or b"")
     if extras > _EXTRAS_BYTES:
         raise UnfitJob(
@@ -112,11 +114,21 @@ def build_job(
     return job
 
 
+def _too_large(what: str, size: int, limit: int) -> StepError:
+    message = f"{what}: has {size} bytes, over the limit of {limit}"
+    return StepError(Code.PAYLOAD_TOO_LARGE, message, retryable=False)
+
+
 def _input(
     grant: Grant, spec: StepSpec, outputs: Mapping[str, bytes | None], max_payload_bytes: int
 ) -> bytes | None:
     if not spec.template_data:
-        return grant.run_input  # what a step of a short workflow wants, and nobody has to spell
+        # What a step of a short workflow wants, and nobody has to spell. Checked at the edge; a limit that was
+        # lowered since, or a row changed by hand, must not end the session with a frame that is too large.
+        data = grant.run_input
+        if data is not None and len(data) > max_payload_bytes:
+            raise UnfitJob(_too_large("input", len(data), max_payload_bytes))
+        return data
     if not spec.template_references:
         return spec.template_data
     try:
