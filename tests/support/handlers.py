@@ -386,3 +386,32 @@ def mark(given: Any) -> None:
     """Tell the test that the handler is here."""
     if isinstance(given, dict) and "file" in given:
         Path(given["file"]).write_text(str(os.getpid()))
+
+
+@operation("demo.setsid", version=V)
+def setsid(job: BlockingJob) -> str:
+    """Leaves processes behind in sessions of their own: a child, a daemon, and one without our environment."""
+    leave_behind(job.input)
+    if job.input.get("wait"):
+        time.sleep(600)
+    if job.input.get("crash"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "left"
+
+
+@operation("demo.setsid_async", version=V)
+async def setsid_async(job: Job) -> str:
+    leave_behind(job.input)
+    await asyncio.sleep(600)
+    return "left"
+
+
+def leave_behind(given: Any) -> None:
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    daemon = f"import subprocess; print(subprocess.Popen({sleep!r}, start_new_session=True, stdout=-3).pid)"
+    child = subprocess.Popen(sleep, start_new_session=True)
+    orphan = subprocess.run([sys.executable, "-c", daemon], stdout=subprocess.PIPE, text=True, check=True)
+    pids = [os.getpid(), child.pid, int(orphan.stdout)]
+    if not given.get("crash"):
+        pids.append(subprocess.Popen(sleep, start_new_session=True, env={}).pid)
+    Path(given["file"]).write_text(json.dumps(pids))

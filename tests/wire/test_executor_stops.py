@@ -123,6 +123,40 @@ async def test_children_and_grandchildren_of_a_cancelled_handler_are_gone_when_i
     await until(lambda: not any(_runs(pid) for pid in pids), bound_s=2)
 
 
+@pytest.mark.case("S04")
+@pytest.mark.parametrize(
+    ("how", "end"), [("wait", "cancelled"), ("crash", "failed"), ("succeed", "succeeded")]
+)
+async def test_children_in_sessions_of_their_own_do_not_outlive_a_blocking_job(
+    scheduler: ScriptedScheduler, session: Session, tmp_path: Path, how: str, end: str
+) -> None:
+    path = tmp_path / "pids"
+    session.send_jobs(job(1, "demo.setsid", input={"file": str(path), how: True}))
+    pids = json.loads(await until(lambda: path.exists() and path.read_text()))
+    if how == "wait":
+        session.cancel_job(1, grace_s=5)
+    event = await scheduler.event(1, end)
+    await until(lambda: not any(_runs(pid) for pid in pids), bound_s=2)
+    assert not event.failed.HasField("runner_exit") or how == "crash"
+    session.send_jobs(job(2, "demo.pid"))
+    output = (await scheduler.event(2, "succeeded")).succeeded.output
+    assert int(output.data) != pids[0]
+
+
+async def test_a_child_of_an_async_handler_in_a_session_of_its_own_ends_with_the_runner(
+    scheduler: ScriptedScheduler, tmp_path: Path
+) -> None:
+    path = tmp_path / "pids"
+    async with running(scheduler.address, tmp_path, grace_s=1):
+        session = await scheduler.session()
+        session.send_jobs(job(1, "demo.setsid_async", input={"file": str(path)}))
+        pids = json.loads(await until(lambda: path.exists() and path.read_text()))
+        session.cancel_job(1)
+        await scheduler.event(1, "cancelled")
+        assert all(map(_runs, pids))  # others run in the same process: nobody can tell whose they are
+    await until(lambda: not any(_runs(pid) for pid in pids), bound_s=2)
+
+
 def _runs(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -16,6 +16,7 @@ from rara_executor import outcomes
 from rara_executor.errors import JobCancelledError
 from rara_executor.handlers import Handlers
 from rara_executor.job import BlockingJob
+from rara_executor.orphans import adopt_orphans, has_children, kill_descendants
 from rara_executor.registry import BlockingHandler, Operation
 from rara_executor.runner_protocol import (
     CancelJob,
@@ -23,6 +24,7 @@ from rara_executor.runner_protocol import (
     Failed,
     FromRunner,
     Leave,
+    LeavesChildren,
     Message,
     Reply,
     Request,
@@ -37,6 +39,7 @@ RECEIVE_BYTES = 1 << 18
 
 def run(link: socket.socket, handlers: Handlers, decoder: Decoder, early: list[Message]) -> None:
     """Serve until told to leave. decoder, early: what was received so far."""
+    adopt_orphans()
     runner = _BlockingRunner(link, handlers)
     signal.signal(signal.SIGTERM, runner.on_signal)
     # A Ctrl-C on the terminal is the supervisor's to answer: it drains, then tells us.
@@ -61,12 +64,16 @@ class _BlockingRunner:
         while True:
             match self._todo.get():
                 case Leave():
+                    kill_descendants()
                     return
                 case StartJob() as start:
                     outcome = self._run(start)
+                    if has_children():
+                        self.send(LeavesChildren(start.lease_token))
                     self.send(outcome)
                     if isinstance(outcome, Stopped):
                         # What a stopped handler left behind, threads and children, ends with this process.
+                        kill_descendants()
                         sys.stdout.flush()
                         sys.stderr.flush()
                         os._exit(0)

@@ -1,4 +1,4 @@
-"""One spawned process: its output line by line, its end with cause and peak memory, its group's kill."""
+"""One spawned process: its output line by line, its end with cause and peak memory, its tree's kill."""
 
 import asyncio
 import contextlib
@@ -9,6 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from rara_executor.warden import kill_tree
 
 MAX_LINE_BYTES = 8 << 10
 LINES_PER_S = 500
@@ -34,7 +36,8 @@ class ProcessExit:
 class ChildProcess:
     """A process in a session and process group of its own.
 
-    on_exit is called once, when the process has been reaped and its group killed.
+    mark: what its environment says of it, by which all that comes from it is found.
+    on_exit is called once, when the process has been reaped and all that it started killed.
     on_line gets the stream's name and one line without its end; over the limits lines are cut or counted.
     """
 
@@ -43,12 +46,14 @@ class ChildProcess:
         argv: Sequence[str],
         *,
         descriptors: Sequence[int],
+        mark: str,
         environment: dict[str, str],
         on_line: Callable[[str, bytes], None],
         on_exit: Callable[[ProcessExit], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
+        self._mark = mark
         self._oom_kills = oom_kills()
         self._killed_by_us = False
         self._process = subprocess.Popen(
@@ -70,10 +75,10 @@ class ChildProcess:
         self._watch()
 
     def kill(self) -> None:
-        """Kill the process and all of its group, unless it has ended."""
+        """Kill the process and all that it started, unless it has ended."""
         if not self.exited.done():
             self._killed_by_us = True
-            _kill_group(self.pid)
+            kill_tree(self.pid, self._mark)
 
     def _watch(self) -> None:
         try:
@@ -95,7 +100,7 @@ class ChildProcess:
 
     def _reap(self) -> None:
         # While the leader is not reaped its number, and so its group's, cannot pass to somebody else.
-        _kill_group(self.pid)
+        kill_tree(self.pid, self._mark)
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # Popen must not wait again
@@ -182,13 +187,6 @@ class _LineReader:
             if self._rest:
                 self._pass_on(self._rest)
             self._tell_left_out()
-
-
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is not yet a group
-        os.killpg(group, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(group, signal.SIGKILL)
 
 
 def oom_kills() -> int:

@@ -26,7 +26,7 @@ def last_event(
     if stop is not None:
         return events.cancelled(job.lease, stop.reason, job.checkpoint, end)
     if isinstance(outcome, Failed):
-        return events.failed(job.lease, outcome, end)
+        return events.failed(job.lease, outcome, None)  # a runner that ends afterwards is no part of it
     if isinstance(outcome, Stopped):
         return _failed(events, job, Code.HANDLER_FAILED, "the handler cancelled itself", end)
     if end is None or (job.runner is not None and job.runner.killed_for is not None):

@@ -51,6 +51,7 @@ class HeldJob:
     progressed_at: float = 0.0
     runner: Runner | None = None
     stop: Stop | None = None
+    leaves_children: bool = False  # processes that end with its runner
     outcome: Outcome | None = None  # what the handler said, while its runner still has to end
     checkpoint: common_pb2.Payload | None = None  # the newest reported
     refused_sequence: int = 0  # of the event that a terminal one has to replace

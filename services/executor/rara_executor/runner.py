@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import sys
 from enum import StrEnum
@@ -23,6 +24,7 @@ from rara_executor.runner_protocol import (
     ToRunner,
     encode,
 )
+from rara_executor.warden import MARK
 
 UNLINKED_S = 1.0
 
@@ -55,6 +57,7 @@ class Runner(asyncio.Protocol):
 
     def __init__(self, runner_id: str, setup: Setup, events: RunnerEvents) -> None:
         self.runner_id = runner_id
+        self.mark = secrets.token_hex(8)  # of all processes that come from it
         self.state = RunnerState.STARTING
         self.is_async = False
         self.jobs: set[int] = set()
@@ -85,7 +88,8 @@ class Runner(asyncio.Protocol):
                         str(os.getpid()),
                     ],
                     descriptors=[theirs.fileno()],
-                    environment=dict(os.environ),
+                    mark=self.mark,
+                    environment=dict(os.environ) | {MARK: self.mark},
                     on_line=lambda stream, line: self._events.on_line(self, stream, line),
                     on_exit=self._on_exit,
                 )
@@ -128,7 +132,7 @@ class Runner(asyncio.Protocol):
             self.send(Leave())
 
     def kill(self, token: int | None = None) -> None:
-        """Kill the process group. token: the job that it has to be killed for."""
+        """Kill the process and its tree. token: the job that it has to be killed for."""
         if self.killed_for is None:
             self.killed_for = token
         if self.state is not RunnerState.ENDED:

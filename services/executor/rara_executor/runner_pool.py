@@ -189,7 +189,7 @@ class RunnerPool:
         if runner.state is RunnerState.ENDED:
             return  # it has ended already, and on_exit was told
         self.runners.add(runner)
-        self._warden.watch(runner.pid, None)
+        self._warden.add(runner.pid, runner.mark)
         log.debug("runner.started", runner_id=runner.runner_id, pid=runner.pid)
 
     def _not_started(self, runner: Runner, problem: str, end: ProcessExit | None) -> None:

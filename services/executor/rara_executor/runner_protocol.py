@@ -163,6 +163,13 @@ class LogLine:
 
 
 @dataclass(frozen=True, slots=True)
+class LeavesChildren:
+    """Before the outcome of a blocking handler: processes that it started are still there."""
+
+    lease_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Succeeded:
     lease_token: int
     output: bytes
@@ -188,7 +195,7 @@ class Stopped:
 
 ToRunner: TypeAlias = Setup | Assume | StartJob | CancelJob | Reply | Leave
 Request: TypeAlias = RecordEffect | OpenArtifact | PutArtifact
-FromRunner: TypeAlias = Ready | Progress | Request | LogLine | Succeeded | Failed | Stopped
+FromRunner: TypeAlias = Ready | Progress | Request | LogLine | LeavesChildren | Succeeded | Failed | Stopped
 Message: TypeAlias = ToRunner | FromRunner
 
 
@@ -205,7 +212,7 @@ def _shapes() -> list[_Shape]:
     shapes = []
     classes: tuple[type, ...] = (
         Setup, Ready, Assume, StartJob, CancelJob, Reply, Leave, Progress, RecordEffect, OpenArtifact,
-        PutArtifact, LogLine, Succeeded, Failed, Stopped,
+        PutArtifact, LogLine, LeavesChildren, Succeeded, Failed, Stopped,
     )  # fmt: skip
     for tag, cls in enumerate(classes):
         hints = get_type_hints(cls)

@@ -26,6 +26,7 @@ from rara_executor.runner_pool import RunnerPool
 from rara_executor.runner_protocol import (
     Failed,
     FromRunner,
+    LeavesChildren,
     LogLine,
     OpenArtifact,
     Progress,
@@ -36,7 +37,7 @@ from rara_executor.runner_protocol import (
     Stopped,
     Succeeded,
 )
-from rara_executor.session import Session
+from rara_executor.session import JobSession
 from rara_executor.slots import NotTaken, Slots
 
 log = structlog.get_logger(__name__)
@@ -73,7 +74,7 @@ class Supervisor:
         self.jobs: dict[int, HeldJob] = {}
         self.changed = asyncio.Event()  # for whoever waits for the table to become something
         self.slots = Slots(limits.slots)
-        self.session: Session | None = None
+        self.session: JobSession | None = None
         self.pool: RunnerPool | None = None
         self._limits = limits
         self._outbox = outbox
@@ -92,10 +93,9 @@ class Supervisor:
 
     # The session.
 
-    def begin_session(self, session: Session, max_payload_bytes: int) -> None:
-        """Speak through this session. max_payload_bytes: 0 leaves the limit as it is."""
+    def begin_session(self, session: JobSession) -> None:
+        """Speak through this session."""
         self.session = session
-        self.max_payload_bytes = max_payload_bytes or self.max_payload_bytes
         self.slots.new_session()
         if self.slots.draining:
             session.drain(None)
@@ -189,6 +189,8 @@ class Supervisor:
                 self._run_for(job, self._serve(job, runner, message))
             case LogLine():
                 self._logs.said(job, message)
+            case LeavesChildren():
+                job.leaves_children = True
             case Succeeded() | Failed() | Stopped():
                 self._on_outcome(job, runner, message)
         if self.session is not None:
@@ -308,9 +310,9 @@ class Supervisor:
         self._emit(event)
 
     def _on_outcome(self, job: HeldJob, runner: Runner, outcome: Outcome) -> None:
-        if job.stop is not None and not runner.is_async:
+        if not runner.is_async and (job.stop is not None or job.leaves_children):
             # Threads and children that the handler has left behind end with the process, and only then may
-            # anybody say that it has stopped.
+            # anybody say that it has ended.
             job.outcome = outcome
             runner.leave()
             self._timers.kill_within(job, min(1.0, self._limits.grace_s))

@@ -12,6 +12,7 @@ class Warden:
     """Runs the warden process. If it dies it is started again with all that it has to know."""
 
     def __init__(self) -> None:
+        self._marks: dict[int, str] = {}
         self._deadlines: dict[int, float | None] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
@@ -33,9 +34,14 @@ class Warden:
         for group, deadline in self._deadlines.items():
             self._tell(group, deadline)
 
+    def add(self, group: int, mark: str) -> None:
+        """A runner has started, with its mark in its environment; its life has no end yet."""
+        self._marks[group] = mark
+        self.watch(group, None)
+
     def watch(self, group: int, deadline: float | None) -> None:
-        """Kill the process group at the deadline (on the lease clock), or never while we live."""
-        if self._deadlines.get(group, -1.0) != deadline:
+        """Kill the runner and its tree at the deadline (on the lease clock), or never while we live."""
+        if group in self._marks and self._deadlines.get(group, -1.0) != deadline:
             self._deadlines[group] = deadline
             self._tell(group, deadline)
 
@@ -46,7 +52,7 @@ class Warden:
 
     def forget(self, group: int) -> None:
         """The group has ended."""
-        if group in self._deadlines:
+        if self._marks.pop(group, None) is not None:
             del self._deadlines[group]
             self._write(f"{group} gone\n")
 
@@ -70,7 +76,7 @@ class Warden:
             self._process = None
 
     def _tell(self, group: int, deadline: float | None) -> None:
-        self._write(f"{group} {'-' if deadline is None else f'{deadline:.3f}'}\n")
+        self._write(f"{group} {self._marks[group]} {'-' if deadline is None else f'{deadline:.3f}'}\n")
 
     def _write(self, line: str) -> None:
         if self._pipe < 0:
