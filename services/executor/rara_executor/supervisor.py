@@ -382,10 +382,13 @@ class Supervisor:
             return
         if self.session is not None:
             self.session.receipt(job.token)
-        if job.stop is None and not job.has_ended:
+        if job.has_ended:
+            return
+        if job.stop is None:
             log.info("job.cancel_requested", **job.names, reason=cancel.reason)
-            grace_s = cancel.grace.ToNanoseconds() / 1e9 if cancel.HasField("grace") else self._limits.grace_s
-            self.stop(job, Stop(StopKind.CANCEL, cancel.reason or Code.CANCELLED), grace_s)
+        # Also where it stops already, by our own timer: the request may leave it less time.
+        grace_s = cancel.grace.ToNanoseconds() / 1e9 if cancel.HasField("grace") else self._limits.grace_s
+        self.stop(job, Stop(StopKind.CANCEL, cancel.reason or Code.CANCELLED), grace_s)
 
     def lose(self, token: int) -> None:
         """The lease has passed on: stop, report nothing more."""
