@@ -1,0 +1,84 @@
+"""What a run of the chaos runner says at its end: lines for people, then one JSON object."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rara_chaos.schedule import Kind
+from rara_chaos.verdict import Verdict
+
+_MIB = 1024 * 1024
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one process, first and last seen, and the most."""
+
+    first_bytes: int
+    last_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    seed: int
+    duration_s: float
+    faults: Mapping[Kind, int]
+    verdict: Verdict
+    refusals: Mapping[str, int]
+    memory: Mapping[str, Memory]
+    missed: Sequence[str]  # faults that found no target
+
+    @property
+    def never(self) -> list[Kind]:
+        """Kinds of fault that were injected zero times."""
+        return [kind for kind in Kind if not self.faults.get(kind)]
+
+    @property
+    def is_good(self) -> bool:
+        return self.verdict.is_clean and not self.never
+
+    def lines(self) -> list[str]:
+        verdict = self.verdict
+        lines = ["", f"faults injected: {sum(self.faults.values())}"]
+        lines += [f"  {self.faults.get(kind, 0):5d}  {kind}" for kind in Kind]
+        lines += [f"  missed: {missed}" for missed in self.missed]
+        lines += [f"attempts: {verdict.attempts} of {verdict.steps} steps of {verdict.runs} runs, ended as"]
+        lines += [f"  {count:5d}  {reason}" for reason, count in sorted(verdict.reasons.items())]
+        lines += [
+            f"effects: {verdict.effects}; done again after a crash before the record: {verdict.effects_repeated}",
+            f"calls repeated: {dict(self.refusals)}",
+            f"longest recovery after the kill of an executor: {verdict.longest_recovery_s:.2f} s",
+            "memory, MiB: first, last, most",
+        ]
+        lines += [
+            f"  {name:14} {m.first_bytes / _MIB:6.0f} {m.last_bytes / _MIB:6.0f} {m.peak_bytes / _MIB:6.0f}"
+            for name, m in sorted(self.memory.items())
+        ]
+        for title, found in (
+            ("violations", verdict.violations),
+            ("lost", verdict.lost),
+            ("stranded", verdict.stranded),
+        ):
+            lines.append(f"{title}: {len(found)}")
+            lines += [f"  {what}" for what in found[:_SHOWN]]
+        return lines
+
+    def json(self) -> str:
+        verdict = self.verdict
+        return json.dumps(
+            {
+                "seed": self.seed,
+                "duration_s": self.duration_s,
+                "violations": len(verdict.violations),
+                "lost": len(verdict.lost),
+                "stranded": len(verdict.stranded),
+                "faults": {str(kind): self.faults.get(kind, 0) for kind in Kind},
+                "runs": verdict.runs,
+                "steps": verdict.steps,
+                "attempts": verdict.attempts,
+                "effects": verdict.effects,
+                "longest_recovery_s": round(verdict.longest_recovery_s, 3),
+            }
+        )

@@ -1,0 +1,86 @@
+"""Which faults come when: dealt from a shuffled deck, so that none is left out, and the same for the same seed."""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    EXECUTOR_KILLED = "executor_killed"
+    EXECUTOR_FROZEN_BRIEFLY = "executor_frozen_briefly"
+    EXECUTOR_FROZEN_PAST_LEASE = "executor_frozen_past_lease"
+    EXECUTOR_STOPPED = "executor_stopped"
+    RUNNER_KILLED = "runner_killed"
+    SCHEDULER_KILLED = "scheduler_killed"
+    SCHEDULER_FROZEN = "scheduler_frozen"
+    SCHEDULER_STOPPED = "scheduler_stopped"
+    POSTGRES_KILLED = "postgres_killed"
+    POSTGRES_RESTARTED = "postgres_restarted"
+    BACKEND_KILLED = "backend_killed"
+    BACKENDS_TERMINATED = "backends_terminated"
+    LISTENERS_TERMINATED = "listeners_terminated"
+    ROWS_LOCKED = "rows_locked"
+    SNAPSHOT_HELD = "snapshot_held"
+    STATEMENTS_SLOWED = "statements_slowed"
+    STATEMENTS_REFUSED = "statements_refused"
+    READ_ONLY = "read_only"
+    CONNECTIONS_EXHAUSTED = "connections_exhausted"
+    LINK_CUT = "link_cut"
+    LINK_RESET = "link_reset"
+    LINK_STALLED_TO_SCHEDULER = "link_stalled_to_scheduler"
+    LINK_STALLED_TO_EXECUTOR = "link_stalled_to_executor"
+    LINK_DELAYED = "link_delayed"
+    DATABASE_LINK_CUT = "database_link_cut"
+    DATABASE_LINK_STALLED = "database_link_stalled"
+    ALL_KILLED = "all_killed"
+
+
+# For how long a fault is held: from, to.
+_BRIEF = (0.3, 1.2)
+_HOLD_S: dict[Kind, tuple[float, float]] = {
+    Kind.EXECUTOR_FROZEN_BRIEFLY: (0.3, 1.0),
+    Kind.EXECUTOR_FROZEN_PAST_LEASE: (2.5, 4.0),
+    Kind.SCHEDULER_FROZEN: (0.5, 3.0),
+    Kind.POSTGRES_KILLED: (0.0, 1.5),
+    Kind.POSTGRES_RESTARTED: (0.0, 2.5),
+    Kind.ROWS_LOCKED: (0.5, 2.5),
+    Kind.SNAPSHOT_HELD: (1.0, 4.0),
+    Kind.STATEMENTS_SLOWED: (0.5, 2.0),
+    Kind.READ_ONLY: (0.5, 2.0),
+    Kind.CONNECTIONS_EXHAUSTED: (0.5, 2.0),
+    Kind.LINK_STALLED_TO_SCHEDULER: (0.5, 4.0),
+    Kind.LINK_STALLED_TO_EXECUTOR: (0.5, 4.0),
+    Kind.LINK_DELAYED: (1.0, 3.0),
+    Kind.DATABASE_LINK_STALLED: (0.5, 3.0),
+    Kind.ALL_KILLED: (0.0, 1.0),
+}
+_FIRST_S = 2.0  # the load is under way
+_LAST_S = 1.0  # before the end, so that the last ones bite too
+_SPACING_S = 3.0  # between two faults, in the mean, where there is time
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """at_s: from the start of the load. target, hold_s: the seed's choice of whom, and for how long."""
+
+    at_s: float
+    kind: Kind
+    target: int
+    hold_s: float
+
+
+def schedule(seed: int, duration_s: float) -> list[Fault]:
+    """All faults of a run, in order. Every kind is dealt once before any is dealt again."""
+    draw = random.Random(f"schedule {seed}")
+    room_s = max(duration_s - _FIRST_S - _LAST_S, 1.0)
+    decks = max(1, round(room_s / (_SPACING_S * len(Kind))))
+    kinds: list[Kind] = []
+    for _ in range(decks):
+        deck = list(Kind)
+        draw.shuffle(deck)
+        kinds += deck
+    instants = sorted(_FIRST_S + draw.random() * room_s for _ in kinds)
+    return [
+        Fault(at_s, kind, draw.randrange(1 << 16), draw.uniform(*_HOLD_S.get(kind, _BRIEF)))
+        for at_s, kind in zip(instants, kinds, strict=True)
+    ]

@@ -1,0 +1,240 @@
+"""The stack that is put under faults: PostgreSQL, schedulers, executors, and a proxy on each way between them.
+
+Each is a process of its own with short timings. Executor i reaches scheduler s through `links[i, s]`, scheduler s
+the database through `database_links[s]`.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import parse_qs, urlsplit
+
+from rara_scheduler.embedded import EmbeddedPostgres, account
+from rara_testing.fault_proxy import FaultProxy
+from rara_testing.processes import Process, Processes, children
+
+LEASE_S: Final = 2.0
+SWEEP_S: Final = 0.5
+TIMINGS: Final[Mapping[str, str]] = {
+    "RARA_LEASE_S": "2",
+    "RARA_HEARTBEAT_S": "0.5",
+    "RARA_SILENCE_S": "1.5",
+    "RARA_ACCEPT_TIMEOUT_S": "1",
+    "RARA_CANCEL_GRACE_S": "0.5",
+    "RARA_SWEEP_S": "0.5",
+    "RARA_POLL_S": "0.5",
+    "RARA_STOP_S": "4",
+    "RARA_STATEMENT_TIMEOUT_S": "3",
+    "RARA_LOCK_TIMEOUT_S": "1.5",
+    "RARA_ACQUIRE_TIMEOUT_S": "1.5",
+    "RARA_CALL_CONNECTIONS": "3",
+    "RARA_ENGINE_CONNECTIONS": "4",
+}
+_READY_S = 60.0  # a start may meet any fault
+_STOP_S = 15.0
+
+
+@dataclass(slots=True)
+class Crash:
+    """A process that ended unasked."""
+
+    name: str
+    code: int
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    name: str
+    module: str
+    env: Mapping[str, str]
+    ready: str
+
+
+class Service:
+    """One process that comes back: by `start` after what was asked for, by itself after a crash, which is noted."""
+
+    def __init__(self, processes: Processes, command: Command, crashes: list[Crash]) -> None:
+        self.command = command
+        self.turn = asyncio.Lock()  # one fault of it at a time
+        self.kills: list[float] = []  # wall time
+        self.starts = 0
+        self._processes = processes
+        self._crashes = crashes
+        self._process: Process | None = None
+        self._is_asked = False
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def process(self) -> Process:
+        if self._process is None:
+            raise RuntimeError(f"{self.command.name} was never started")
+        return self._process
+
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> str:
+        """Start it and wait until it is ready; what its ready line names."""
+        self._is_asked = False
+        self.starts += 1
+        command = account.command([sys.executable, "-m", self.command.module], None, signal.SIGKILL)
+        self._process = await self._processes.start(self.command.name, command, env=self.command.env)
+        self._watch = asyncio.create_task(self._notice(self._process), name=f"watch {self.command.name}")
+        return (await self._process.expect_line(self.command.ready, _READY_S)).group(1)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._is_asked = True
+        self.kills.append(time.time())
+        self.process.kill()
+        await self.process.wait()
+
+    async def stop(self) -> int:
+        """SIGTERM, and wait until it is gone; its exit code."""
+        self._is_asked = True
+        return await self.process.stop(_STOP_S)
+
+    async def end(self) -> None:
+        """Stop it for good."""
+        self._is_asked = True
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self.is_up:
+            self.process.thaw()
+            self.process.terminate()
+            with contextlib.suppress(AssertionError):
+                await self.process.wait(_STOP_S)
+
+    async def _notice(self, process: Process) -> None:
+        while process.returncode is None:
+            await asyncio.sleep(0.1)
+        if self._is_asked or process is not self._process:
+            return
+        self._crashes.append(Crash(self.command.name, process.returncode, process.report()))
+        await self.start()
+
+
+@dataclass(slots=True)
+class Stack:
+    """Everything, in one folder. Use it as an async context manager."""
+
+    folder: Path
+    schedulers_count: int = 2
+    executors_count: int = 4
+    slots: int = 4
+    settings: Mapping[str, str] = field(default_factory=dict)
+    schedulers: list[Service] = field(default_factory=list)
+    executors: list[Service] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
+    links: dict[tuple[int, int], FaultProxy] = field(default_factory=dict)
+    database_links: list[FaultProxy] = field(default_factory=list)
+    crashes: list[Crash] = field(default_factory=list)
+    postgres: EmbeddedPostgres = field(init=False)
+    postgres_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _exits: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    @property
+    def services(self) -> list[Service]:
+        return [*self.schedulers, *self.executors]
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """The folder with what each process said."""
+        return self.folder / "logs"
+
+    def runners(self) -> list[int]:
+        """The ids of the processes that executors started."""
+        return [
+            pid for executor in self.executors if executor.is_up for pid in children(executor.process.pid)
+        ]
+
+    async def _start(self) -> None:
+        self.postgres = EmbeddedPostgres(
+            self.folder / "postgres", settings={"max_connections": "60", "idle_session_timeout": "0"}
+        )
+        self._exits.push_async_callback(self.postgres.stop)
+        await self.postgres.start()
+        processes = await self._exits.enter_async_context(Processes(self.logs))
+        for number in range(self.schedulers_count):
+            await self._add_scheduler(processes, number)
+        for number in range(self.executors_count):
+            await self._add_executor(processes, number)
+        await asyncio.gather(*(executor.start() for executor in self.executors))
+
+    async def _add_scheduler(self, processes: Processes, number: int) -> None:
+        host = parse_qs(urlsplit(self.postgres.dsn).query)["host"][0]
+        proxy = await self._exits.enter_async_context(FaultProxy(host, 5432))
+        self.database_links.append(proxy)
+        env = {
+            "RARA_DATABASE_URL": f"postgresql://rara@{proxy.address}/rara?sslmode=disable",
+            "RARA_BLOB_STORE": f"file://{self.folder / 'blobs'}",
+            "RARA_MIGRATE": "true",
+        }
+        ready = r"rara-scheduler listening on (\S+)"
+        command = Command(
+            f"scheduler-{number}", "rara_scheduler", env | self._env("RARA_LISTEN", "127.0.0.1:0"), ready
+        )
+        service = Service(processes, command, self.crashes)
+        self._exits.push_async_callback(service.end)
+        self.schedulers.append(service)
+        address = await service.start()
+        self.addresses.append(address)
+        service.command = Command(
+            command.name, command.module, {**command.env, "RARA_LISTEN": address}, ready
+        )
+
+    async def _add_executor(self, processes: Processes, number: int) -> None:
+        ways = []
+        for scheduler, address in enumerate(self.addresses):
+            proxy = FaultProxy("127.0.0.1", int(address.rpartition(":")[2]))
+            self.links[number, scheduler] = await self._exits.enter_async_context(proxy)
+            ways.append(proxy.address)
+        turn = number % len(ways)  # each scheduler is the first choice of some
+        env = {
+            "RARA_EXECUTOR_MODULES": "rara_chaos.operations",
+            "RARA_EXECUTOR_NAME": f"executor-{number}",
+            "RARA_EXECUTOR_SLOTS": str(self.slots),
+            "RARA_EXECUTOR_PRESTART": "1",
+            "RARA_EXECUTOR_STOP_S": "3",
+            "RARA_EXECUTOR_DIR": str(self.folder / f"executor-{number}"),
+        }
+        target = "ipv4:" + ",".join(ways[turn:] + ways[:turn])
+        command = Command(
+            f"executor-{number}",
+            "rara_executor",
+            env | self._env("RARA_SCHEDULER", target),
+            r"rara-executor \S+ connected to (\S+)",
+        )
+        service = Service(processes, command, self.crashes)
+        self._exits.push_async_callback(service.end)
+        self.executors.append(service)
+
+    def _env(self, name: str, value: str) -> dict[str, str]:
+        return {**TIMINGS, **self.settings, name: value}

@@ -1,0 +1,275 @@
+"""Holds what is stored, and what the handlers wrote down, against the promises."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import orjson
+from rara_scheduler.store.check import check
+
+from rara_chaos import ledger
+from rara_chaos.ledger import What
+from rara_chaos.load import Confirmed
+from rara_chaos.stack import Service
+
+# Between the instant that a line carries and the moment it stands for, on a machine that is busy.
+_CLOCK_S = 0.05
+_OVERDUE_S = 10.0  # the stack has been quiet: what is due has been served
+
+Connection = asyncpg.Connection
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One grant, from the database. Instants are wall time."""
+
+    step_run_id: str
+    attempt: int
+    executor: str
+    reason: str
+    granted_at: float
+    started_at: float | None
+    ended_at: float
+
+
+@dataclass(slots=True)
+class Verdict:
+    """violations, lost, stranded: each names what it is about."""
+
+    violations: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    stranded: list[str] = field(default_factory=list)
+    runs: int = 0
+    steps: int = 0
+    attempts: int = 0
+    effects: int = 0
+    effects_repeated: int = 0  # by a crash between doing and recording: allowed, and worth knowing
+    longest_recovery_s: float = 0.0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.violations or self.lost or self.stranded)
+
+
+@dataclass(slots=True)
+class _Activity:
+    """What one attempt wrote down."""
+
+    first_s: float
+    last_s: float
+    starts: int = 0
+    effects: int = 0
+
+
+async def judge(
+    dsn: str, ledger_path: Path, confirmed: Sequence[Confirmed], executors: Sequence[Service]
+) -> Verdict:
+    """Read everything; the stack is quiet."""
+    verdict = Verdict()
+    connection = await asyncpg.connect(dsn)
+    try:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            await _judge_runs(connection, confirmed, verdict)
+            await _judge_open(connection, verdict)
+            await _judge_ledger(connection, ledger_path, verdict)
+            attempts = await _attempts(connection)
+        for found in (await check(connection, overdue_s=_OVERDUE_S)).violations:
+            verdict.violations.append(
+                f"{found.rule}: {found.workflow_run_id} {found.step_run_id} {found.facts}"
+            )
+    finally:
+        await connection.close()
+    verdict.attempts = len(attempts)
+    for attempt in attempts:
+        reason = attempt.reason or "SUCCEEDED"
+        verdict.reasons[reason] = verdict.reasons.get(reason, 0) + 1
+    verdict.longest_recovery_s = max(recoveries(attempts, executors), default=0.0)
+    return verdict
+
+
+async def _judge_runs(connection: Connection, confirmed: Iterable[Confirmed], verdict: Verdict) -> None:
+    """Each run that was answered is there, has ended, and gave what its handlers compute."""
+    rows = await connection.fetch(
+        "select workflow_run_id::text, state, ended_at, cancel_requested_at, cancel_reason from rara.workflow_run"
+    )
+    stored = {row["workflow_run_id"]: row for row in rows}
+    verdict.runs = len(stored)
+    outputs = await _outputs(connection)
+    for run in confirmed:
+        row = stored.get(run.workflow_run_id)
+        if row is None:
+            verdict.lost.append(f"run {run.workflow_run_id}")
+        elif row["ended_at"] is not None:
+            verdict.violations += _wrong_end(run, row["state"], row["cancel_reason"], stored)
+            verdict.violations += _wrong_values(run, outputs.get(run.workflow_run_id, {}))
+    for row in rows:
+        if row["ended_at"] is None:
+            verdict.stranded.append(f"run {row['workflow_run_id']} is {row['state']}")
+
+
+def _wrong_end(run: Confirmed, state: str, cancel_reason: str | None, stored: Mapping[str, Any]) -> list[str]:
+    expected = {"succeeded"}
+    if run.shape.fails:
+        expected = {"failed"}
+    if run.retry_of is not None:
+        # Where the first run was cancelled, the hopeless step may not have met its run yet.
+        met = stored[run.retry_of]["state"] == "failed" if run.retry_of in stored else False
+        expected = {"succeeded"} if met or not run.shape.fails else {"succeeded", "failed"}
+    if run.may_be_cancelled:
+        expected |= {"cancelled", "failed"}
+    if state in expected:
+        return []
+    return [
+        f"run {run.workflow_run_id} of {run.shape.name} is {state} ({cancel_reason}), not {sorted(expected)}"
+    ]
+
+
+async def _outputs(connection: Connection) -> dict[str, dict[str, Any]]:
+    """What each step of each run gave, taken by reference too."""
+    rows = await connection.fetch(
+        "select w.run::text, s.step_name, x.output from rara.result x join rara.step_run s using (step_run_id)"
+        " cross join lateral (select s.workflow_run_id as run union all"
+        " select r.workflow_run_id from rara.reused_step r where r.step_run_id = s.step_run_id) w"
+        " where x.state = 'succeeded'"
+    )
+    outputs: dict[str, dict[str, Any]] = defaultdict(dict)
+    for row in rows:
+        outputs[row["run"]][row["step_name"]] = orjson.loads(row["output"])
+    return outputs
+
+
+def _wrong_values(run: Confirmed, outputs: Mapping[str, Any]) -> list[str]:
+    values = run.shape.values(run.number)
+    return [
+        f"run {run.workflow_run_id} of {run.shape.name}: step {name} gave {output}, not {values[name]}"
+        for name, output in outputs.items()
+        if output.get("value") != values[name]
+    ]
+
+
+async def _judge_open(connection: Connection, verdict: Verdict) -> None:
+    """No step stands anywhere any more."""
+    verdict.steps = await connection.fetchval("select count(*) from rara.result")
+    for row in await connection.fetch(
+        "select step_run_id::text, state from rara.step_state where ended_at is null order by 1"
+    ):
+        verdict.stranded.append(f"step {row['step_run_id']} is {row['state']}")
+
+
+async def _judge_ledger(connection: Connection, path: Path, verdict: Verdict) -> None:
+    by_key: dict[str, dict[int, _Activity]] = defaultdict(dict)
+    for entry in ledger.read(path):
+        attempts = by_key[entry.key]
+        activity = attempts.setdefault(entry.token, _Activity(entry.at_s, entry.at_s))
+        activity.last_s = max(activity.last_s, entry.at_s)
+        activity.starts += entry.what is What.START
+        activity.effects += entry.what is What.EFFECT
+    recorded = {
+        row["idempotency_key"]: row["lease_token"]
+        for row in await connection.fetch(
+            "select idempotency_key, lease_token from rara.effect where name = 'charge'"
+        )
+    }
+    for key, attempts in by_key.items():
+        verdict.violations += _overlaps(key, attempts) + _wrong_effects(key, attempts, recorded.get(key))
+        done = sum(activity.effects for activity in attempts.values())
+        verdict.effects += min(done, 1)
+        verdict.effects_repeated += max(done - 1, 0)
+    verdict.violations += await _wrong_charges(connection, recorded)
+
+
+def _overlaps(key: str, attempts: Mapping[int, _Activity]) -> list[str]:
+    """An attempt has ended before the next one of the same work begins, and begins once."""
+    found = [
+        f"{key}: the handler of token {token} was started {activity.starts} times"
+        for token, activity in attempts.items()
+        if activity.starts != 1
+    ]
+    latest: tuple[int, float] | None = None
+    for token, activity in sorted(attempts.items()):
+        if latest is not None and latest[1] > activity.first_s + _CLOCK_S:
+            late_s = latest[1] - activity.first_s
+            found.append(f"{key}: token {latest[0]} was at work {late_s:.2f} s after token {token} had begun")
+        if latest is None or activity.last_s > latest[1]:
+            latest = token, activity.last_s
+    return found
+
+
+def _wrong_effects(key: str, attempts: Mapping[int, _Activity], recorded: int | None) -> list[str]:
+    """What was recorded was done, once by its attempt, and by none after it."""
+    found = [
+        f"{key}: token {token} did the effect {activity.effects} times"
+        for token, activity in attempts.items()
+        if activity.effects > 1
+    ]
+    if recorded is None:
+        return found
+    if recorded not in attempts or not attempts[recorded].effects:
+        found.append(f"{key}: the recorded effect of token {recorded} was never done")
+    return found + [
+        f"{key}: token {token} did the effect again that token {recorded} had recorded"
+        for token, activity in attempts.items()
+        if token > recorded and activity.effects
+    ]
+
+
+async def _wrong_charges(connection: Connection, recorded: Mapping[str, int]) -> list[str]:
+    """Every success was given the effect that is recorded."""
+    found = []
+    for row in await connection.fetch(
+        "select s.idempotency_key, x.output from rara.result x join rara.step_run s using (step_run_id)"
+        " where x.state = 'succeeded'"
+    ):
+        token = orjson.loads(row["output"])["charge"]["token"]
+        if recorded.get(row["idempotency_key"]) != token:
+            kept = recorded.get(row["idempotency_key"])
+            found.append(
+                f"{row['idempotency_key']}: succeeded with the effect of {token}, recorded is {kept}"
+            )
+    return found
+
+
+async def _attempts(connection: Connection) -> list[Attempt]:
+    rows = await connection.fetch(
+        "select a.*, coalesce(e.executor_name, '') as executor from ("
+        " select step_run_id, attempt, executor_id, reason, granted_at, started_at, ended_at from rara.step_attempt"
+        " union all select step_run_id, attempt, executor_id, reason, granted_at, started_at, ended_at"
+        " from rara.result where lease_token is not null"
+        ") a left join rara.executor e using (executor_id) order by a.step_run_id, a.attempt"
+    )
+    return [
+        Attempt(
+            str(row["step_run_id"]),
+            row["attempt"],
+            row["executor"],
+            row["reason"],
+            row["granted_at"].timestamp(),
+            row["started_at"] and row["started_at"].timestamp(),
+            row["ended_at"].timestamp(),
+        )
+        for row in rows
+    ]
+
+
+def recoveries(attempts: Sequence[Attempt], executors: Iterable[Service]) -> list[float]:
+    """Seconds from each SIGKILL of an executor to the next attempt's `running`, for each step that it ran."""
+    kills = {executor.command.name: executor.kills for executor in executors}
+    found = []
+    for index, attempt in enumerate(attempts):
+        if attempt.started_at is None:
+            continue
+        for killed_at in kills.get(attempt.executor, ()):
+            if not attempt.started_at < killed_at < attempt.ended_at or attempt.reason != "LEASE_EXPIRED":
+                continue
+            following = (
+                later.started_at
+                for later in attempts[index + 1 :]
+                if later.step_run_id == attempt.step_run_id and later.started_at is not None
+            )
+            if (started_at := next(following, None)) is not None:
+                found.append(started_at - killed_at)
+    return found
