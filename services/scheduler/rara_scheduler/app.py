@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 
-import asyncpg
 import grpc
 import structlog
 import uuid_utils.compat
@@ -39,7 +38,7 @@ from rara_scheduler.settings import Settings
 from rara_scheduler.store.blobs import BlobRows
 from rara_scheduler.store.cancel import CancelStore
 from rara_scheduler.store.commit import CommitStore
-from rara_scheduler.store.database import Database
+from rara_scheduler.store.database import Conflict, Database, StoreUnavailable, translated_errors
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.explain import Explainer
 from rara_scheduler.store.history import HistoryStore
@@ -61,13 +60,6 @@ from rara_scheduler.watching import Watching
 log = structlog.get_logger(__name__)
 
 _STOP_MARGIN_S = 0.5
-
-_NOT_UP_YET = (
-    asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.ConnectionDoesNotExistError,
-    asyncpg.ProtocolViolationError,  # a pooler's, whose database is not up
-)
 
 _SERVICES = tuple(
     descriptor.services_by_name[name].full_name
@@ -319,13 +311,14 @@ class Scheduler:
         """Bring the schema up to date where that is allowed; refuse one that does not fit. Waits for the database."""
         while True:
             try:
-                await require_sessions(self._settings.database_url)
-                if self._settings.migrate:
-                    for applied in await migrate(self._settings.database_url):
-                        log.info("schema.migrated", version=applied.version, name=applied.name)
-                found = await status(self._settings.database_url)
+                async with translated_errors():
+                    await require_sessions(self._settings.database_url)
+                    if self._settings.migrate:
+                        for applied in await migrate(self._settings.database_url):
+                            log.info("schema.migrated", version=applied.version, name=applied.name)
+                    found = await status(self._settings.database_url)
                 break
-            except (OSError, TimeoutError, *_NOT_UP_YET) as error:
+            except (StoreUnavailable, Conflict, TimeoutError) as error:
                 log.warning("scheduler.waiting_for_database", error=repr(error))
                 try:
                     async with asyncio.timeout(1.0):
