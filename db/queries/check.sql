@@ -291,7 +291,8 @@ select p.workflow_run_id::text, p.step_run_id::text,
 -- ---------------------------------------------------------------- events are stored in order, once
 
 -- name: check_event_of_unknown_attempt
--- Events of an attempt that was never granted, or not on that day (a resend that missed its first copy).
+-- Events of an attempt that was never granted, or not on that day (a resend that missed its first copy). Those of
+-- steps that retention has removed wait for the end of their day.
 with granted as (
     select granted_on, step_run_id, attempt from rara.step_attempt
     union all
@@ -307,6 +308,7 @@ select (select s.workflow_run_id::text from rara.step_run s where s.step_run_id 
  where not exists (select
                      from granted g
                     where g.granted_on = e.granted_on and g.step_run_id = e.step_run_id and g.attempt = e.attempt)
+   and exists (select from rara.step_run s where s.step_run_id = e.step_run_id)
  group by e.granted_on, e.step_run_id, e.attempt
  limit $1::int;
 

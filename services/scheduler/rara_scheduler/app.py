@@ -46,6 +46,7 @@ from rara_scheduler.store.leases import LeaseStore
 from rara_scheduler.store.migrate import migrate, status
 from rara_scheduler.store.pooler import require_sessions
 from rara_scheduler.store.reads import Reads
+from rara_scheduler.store.retention import RetentionStore
 from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.sessions import SessionStore
 from rara_scheduler.store.start import RunStarter
@@ -59,6 +60,7 @@ from rara_scheduler.watching import Watching
 
 log = structlog.get_logger(__name__)
 
+RETENTION_HEALTH = "rara.retention"
 _STOP_MARGIN_S = 0.5
 
 _SERVICES = tuple(
@@ -164,7 +166,14 @@ class Scheduler:
             cancel_grace_s=s.cancel_grace_s,
             wake_dispatch=self._wake_dispatch,
         )
-        self._retention = RetentionLoop(HistoryStore(self._database), days_ahead=s.history_partitions_ahead)
+        self._retention = RetentionLoop(
+            HistoryStore(self._database),
+            RetentionStore(self._database),
+            days_ahead=s.history_partitions_ahead,
+            keep_days=s.retention_days,
+            every_s=s.retention_every_s,
+            report=self._report_retention,
+        )
         self._blobs = FolderBlobStore(s.blob_folder)
         self._dispatch_servicer = DispatchServicer(
             scheduler_id=self._scheduler_id,
@@ -354,6 +363,11 @@ class Scheduler:
             serving = health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *_SERVICES):
             await self._health.set(name, serving)
+
+    async def _report_retention(self, succeeded: bool) -> None:
+        """A name of its own in the health service: nobody has to stop sending calls for it."""
+        response = health_pb2.HealthCheckResponse
+        await self._health.set(RETENTION_HEALTH, response.SERVING if succeeded else response.NOT_SERVING)
 
 
 def _server_options(settings: Settings) -> list[tuple[str, int]]:

@@ -89,6 +89,11 @@ class Settings(BaseSettings):
 
     history_partitions_ahead: Annotated[int, Field(ge=1, le=30)] = 3
     """Days for which partitions of history are made ahead."""
+    retention_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
+    """Days after its end for which a run is kept, with its steps and events; longer while a retry of it is kept, or
+    the idempotency key that started it is younger than 7 days. Unset: for ever."""
+    retention_every_s: Positive = 3600.0
+    """How often what is past retention is looked for; after a failure sooner."""
 
     log_format: Literal["json", "console"] = "json"
     """How lines on stderr look."""

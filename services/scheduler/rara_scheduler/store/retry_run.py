@@ -58,8 +58,9 @@ class RunRetrier:
             try:
                 found = await self._try(workflow_run_id, step_names, idempotency_key, sha256)
             except (Conflict, DataRefused) as error:
-                # 23505: another call stored the same key in the meantime, and has committed.
-                if isinstance(error, DataRefused) and error.sqlstate != "23505":
+                # 23505: another call stored the same key in the meantime, and has committed. 23503: retention has
+                # removed the run in the meantime.
+                if isinstance(error, DataRefused) and error.sqlstate not in ("23505", "23503"):
                     raise
                 continue
             if found is not None:
