@@ -89,15 +89,16 @@ class Committer:
                 continue
             wait_s = _FIRST_WAIT_S
             self._put_behind([submission for submission in taken if submission.lease_token in result.busy])
-            self._held_up = result.busy
+            self._held_up -= {reports.lease_token for reports in batch}
+            self._held_up |= result.busy
             self._uncount([submission for submission in taken if submission.lease_token not in result.busy])
             self._aftermath.committed(result, reporters)
             if len(result.busy) == len(batch):
                 await asyncio.sleep(_FIRST_WAIT_S)  # nothing could be done: look again, but not at once
 
     async def _commit(self, batch: list[LeaseReports]) -> BatchResult:
-        """Somebody may hold a run of the batch: its neighbours wait for that once, and not again."""
-        if not any(reports.lease_token in self._held_up for reports in batch):
+        """Somebody may hold a run of the batch: others wait for that once, and not again."""
+        if not self._held_up:
             try:
                 return await self._store.commit(batch)
             except LockTimeout:
