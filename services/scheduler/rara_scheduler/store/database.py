@@ -79,6 +79,8 @@ async def translated_errors() -> AsyncIterator[None]:
         if translated is error:
             raise
         raise translated from error
+    except asyncpg.ClientConfigurationError:
+        raise  # the address itself is wrong, and stays so
     except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         # A connection that was closed under us; the driver has no narrower classes for it.
         raise StoreUnavailable(type(error).__name__) from error
