@@ -373,7 +373,7 @@ class CommitStore:
             await connection.execute(query("record_effects"), *_transposed(effects))
         checkpoints = {}
         for d in changed:
-            for r in d.stored:
+            for r in sorted(d.stored, key=lambda report: report.sequence):  # by number, not by arrival
                 if r.checkpoint is not None:
                     checkpoints[d.lease.idempotency_key] = (
                         d.lease.idempotency_key,
