@@ -13,6 +13,8 @@ log = structlog.get_logger(__name__)
 # Of the stop bound, what is kept for asking, killing and the last acknowledgements.
 LAST_WORDS_FRACTION = 0.3
 MAX_LAST_WORDS_S = 3.0
+# Of the last words, what is left when no more acknowledgements are waited for: Goodbye, and the end of the process.
+END_FRACTION = 1 / 3
 # How long acknowledgements are waited for after an operator's drain, which has no bound of its own.
 ACKS_S = 30.0
 
@@ -50,12 +52,15 @@ class Drain:
         await self._until(lambda: not supervisor.running or sessions.done(), self._finish_at)
         supervisor.hand_back(self._last_words_s / 2)
         acks_by = self._loop.time() + ACKS_S
-        await self._until(lambda: not supervisor.jobs or sessions.done(), lambda: min(acks_by, self._stop_by))
+        end_s = self._last_words_s * END_FRACTION
+        await self._until(
+            lambda: not supervisor.jobs or sessions.done(), lambda: min(acks_by, self._stop_by - end_s)
+        )
         if supervisor.jobs:
             log.warning("executor.ended_with_jobs", held_jobs=len(supervisor.jobs))
         if connection.session is not None:
             connection.session.goodbye()
-            await asyncio.wait([sessions], timeout=self._last_words_s)
+            await asyncio.wait([sessions], timeout=end_s / 2)
 
     def _begin(self) -> None:
         self.begun.set()
