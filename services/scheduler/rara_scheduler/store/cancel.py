@@ -8,7 +8,7 @@ from rara_scheduler.domain.errors import Code
 from rara_scheduler.domain.run import TERMINAL
 from rara_scheduler.store.database import Conflict, Connection, Database, Lane
 from rara_scheduler.store.queries import query
-from rara_scheduler.store.run_ledger import CancelOrder, ClosedStep, RunLedger, Specs, locked_run
+from rara_scheduler.store.run_ledger import CancelOrder, ClosedStep, RunLedger, Specs, SpecsAtHand, locked_run
 from rara_scheduler.store.sweeps import OverdueStep
 
 _CONFLICT_RETRIES = 5
@@ -42,12 +42,16 @@ class CancelStore:
         grace_s: None takes each step's own. A run that does not exist, or is closed, gives an empty result, and with
         `skip_locked` one that somebody is at work on.
         """
+        at_hand = SpecsAtHand(self._specs)
+
+        async def once() -> CancelResult:
+            async with self._database.transaction(Lane.ENGINE) as connection:
+                ledger = await self._lock(connection, [workflow_run_id], at_hand, skip_locked=skip_locked)
+                return await self._cancel_run(connection, ledger, workflow_run_id, reason, message, grace_s)
+
         for turn in range(_CONFLICT_RETRIES):
             try:
-                async with self._database.transaction(Lane.ENGINE) as connection:
-                    return await self._cancel_run(
-                        connection, workflow_run_id, reason, message, grace_s, skip_locked=skip_locked
-                    )
+                return await at_hand.work(once)
             except Conflict:
                 if turn == _CONFLICT_RETRIES - 1:
                     raise
@@ -57,14 +61,12 @@ class CancelStore:
     async def _cancel_run(
         self,
         connection: Connection,
+        ledger: RunLedger,
         workflow_run_id: str,
         reason: str,
         message: str,
         grace_s: float | None,
-        *,
-        skip_locked: bool,
     ) -> CancelResult:
-        ledger = await self._lock(connection, [workflow_run_id], skip_locked=skip_locked)
         run = ledger.runs.get(workflow_run_id)
         if run is None or run.state in TERMINAL:
             return CancelResult()
@@ -80,39 +82,49 @@ class CancelStore:
 
         Steps that were leased meanwhile, and runs that somebody holds, are left alone.
         """
-        async with self._database.transaction(Lane.ENGINE) as connection:
-            run_ids = list({step.workflow_run_id for step in steps})
-            ledger = await self._lock(connection, run_ids, skip_locked=True)
-            held = [step for step in steps if step.workflow_run_id in ledger.runs]
-            if not held:
-                return CancelResult()
-            rows = await connection.fetch(
-                query("close_overdue_steps"),
-                [step.step_run_id for step in held],
-                [Code.DEADLINE_EXCEEDED if s.past_deadline else Code.NO_CAPABLE_EXECUTOR for s in held],
-                [ledger.runs[step.workflow_run_id].next_revision for step in held],
+        at_hand = SpecsAtHand(self._specs)
+
+        async def once() -> CancelResult:
+            async with self._database.transaction(Lane.ENGINE) as connection:
+                return await self._close_overdue(connection, at_hand, steps)
+
+        return await at_hand.work(once)
+
+    async def _close_overdue(
+        self, connection: Connection, at_hand: SpecsAtHand, steps: Sequence[OverdueStep]
+    ) -> CancelResult:
+        run_ids = list({step.workflow_run_id for step in steps})
+        ledger = await self._lock(connection, run_ids, at_hand, skip_locked=True)
+        held = [step for step in steps if step.workflow_run_id in ledger.runs]
+        if not held:
+            return CancelResult()
+        rows = await connection.fetch(
+            query("close_overdue_steps"),
+            [step.step_run_id for step in held],
+            [Code.DEADLINE_EXCEEDED if s.past_deadline else Code.NO_CAPABLE_EXECUTOR for s in held],
+            [ledger.runs[step.workflow_run_id].next_revision for step in held],
+        )
+        names = await connection.fetch(query("step_names"), [row["step_run_id"] for row in rows])
+        by_id = {row["step_run_id"]: row["step_name"] for row in names}
+        closed = [
+            ClosedStep(
+                row["workflow_run_id"],
+                row["step_run_id"],
+                by_id[row["step_run_id"]],
+                "cancelled",
+                row["reason"],
             )
-            names = await connection.fetch(query("step_names"), [row["step_run_id"] for row in rows])
-            by_id = {row["step_run_id"]: row["step_name"] for row in names}
-            closed = [
-                ClosedStep(
-                    row["workflow_run_id"],
-                    row["step_run_id"],
-                    by_id[row["step_run_id"]],
-                    "cancelled",
-                    row["reason"],
-                )
-                for row in rows
-            ]
-            await ledger.close(connection, closed, ending_step_ids=())
-            runs = await ledger.write(connection)
-            return CancelResult(ledger.orders, {run.workflow_run_id for run in runs})
+            for row in rows
+        ]
+        await ledger.close(connection, closed, ending_step_ids=())
+        runs = await ledger.write(connection)
+        return CancelResult(ledger.orders, {run.workflow_run_id for run in runs})
 
     async def _lock(
-        self, connection: Connection, run_ids: Sequence[str], *, skip_locked: bool = False
+        self, connection: Connection, run_ids: Sequence[str], at_hand: SpecsAtHand, *, skip_locked: bool
     ) -> RunLedger:
         rows = await connection.fetch(
             query("lock_runs_skip_locked" if skip_locked else "lock_runs"), list(run_ids)
         )
         runs = {row["workflow_run_id"]: locked_run(row) for row in rows}
-        return RunLedger(runs, self._specs, self._cancel_grace_s)
+        return RunLedger(runs, at_hand.of(runs.values()), self._cancel_grace_s)

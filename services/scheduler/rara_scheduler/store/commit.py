@@ -32,6 +32,7 @@ from rara_scheduler.store.run_ledger import (
     LockedRun,
     RunLedger,
     Specs,
+    SpecsAtHand,
     locked_run,
 )
 
@@ -182,10 +183,15 @@ class CommitStore:
         return result
 
     async def _commit_repeating(self, batch: Sequence[LeaseReports], *, skip_locked: bool) -> BatchResult:
+        at_hand = SpecsAtHand(self._specs)
+
+        async def once() -> BatchResult:
+            async with self._database.transaction(Lane.ENGINE) as connection:
+                return await self._commit(connection, batch, at_hand, skip_locked=skip_locked)
+
         for turn in range(_CONFLICT_RETRIES):
             try:
-                async with self._database.transaction(Lane.ENGINE) as connection:
-                    return await self._commit(connection, batch, skip_locked=skip_locked)
+                return await at_hand.work(once)
             except Conflict:
                 if turn == _CONFLICT_RETRIES - 1:
                     raise
@@ -193,7 +199,12 @@ class CommitStore:
         raise AssertionError("unreachable")
 
     async def _commit(
-        self, connection: Connection, batch: Sequence[LeaseReports], *, skip_locked: bool
+        self,
+        connection: Connection,
+        batch: Sequence[LeaseReports],
+        at_hand: SpecsAtHand,
+        *,
+        skip_locked: bool,
     ) -> BatchResult:
         rows = await connection.fetch(
             query("lock_batch_skip_locked" if skip_locked else "lock_batch"),
@@ -201,13 +212,14 @@ class CommitStore:
             [reports.step_run_id for reports in batch],
             self._accept_timeout_s,
         )
-        ledger = RunLedger({}, self._specs, self._cancel_grace_s)
+        runs: dict[str, LockedRun] = {}
         leases: dict[str, LeaseFacts] = {}
         for row in rows:
             run_id = row["workflow_run_id"]
-            if run_id not in ledger.runs:
-                ledger.runs[run_id] = locked_run(row)
+            if run_id not in runs:
+                runs[run_id] = locked_run(row)
             leases[row["step_run_id"]] = _lease_facts(row)
+        ledger = RunLedger(runs, at_hand.of(runs.values()), self._cancel_grace_s)
 
         result = BatchResult()
         current: list[tuple[LeaseReports, LeaseFacts]] = []
@@ -234,7 +246,7 @@ class CommitStore:
         known = await self._known(connection, current)
         blobs = await self._blobs(connection, [item for reports, _ in current for item in reports.items])
         for reports, lease in current:
-            step = await self._step_spec(ledger, lease)
+            step = _step_spec(ledger, lease)
             decision = decide(
                 lease,
                 reports.items if step else (AttemptEnding(_UNREADABLE),),
@@ -276,7 +288,7 @@ class CommitStore:
             if overruled:
                 await ledger.close(connection, _closed_steps(overruled), ending_step_ids=())
         runs = ledger.settle()
-        specs = await self._step_specs(ledger, changed)
+        specs = {d.lease.lease_token: _step_spec(ledger, d.lease) or _BARE_STEP for d in changed}
         row = await connection.fetchrow(
             query("apply_batch"), *_batch_columns(changed, runs, ledger, specs, self._lease_s)
         )
@@ -291,17 +303,6 @@ class CommitStore:
                 result.made_waiting |= not decision.closing.at_once
         result.orders = ledger.orders
         result.changed_runs = {run.workflow_run_id for run in runs}
-
-    async def _step_specs(self, ledger: RunLedger, changed: Sequence[Decision]) -> dict[int, StepSpec]:
-        return {
-            decision.lease.lease_token: await self._step_spec(ledger, decision.lease) or _BARE_STEP
-            for decision in changed
-        }
-
-    async def _step_spec(self, ledger: RunLedger, lease: LeaseFacts) -> StepSpec | None:
-        """None: its definition cannot be had, or has no such step."""
-        spec = await ledger.spec(ledger.runs[lease.workflow_run_id])
-        return spec.steps.get(lease.step_name) if spec else None
 
     async def _classify_late(self, connection: Connection, late: Sequence[LeaseReports]) -> dict[int, Late]:
         wanted = [
@@ -431,7 +432,9 @@ class CommitStore:
             run = ledger.runs[lease.workflow_run_id]
             if run.cancel_reason is not None:
                 continue  # after a cancel request nothing new becomes leasable
-            spec = await self._specs.spec(run.definition, run.definition_version)
+            spec = ledger.spec(run)
+            if spec is None:
+                continue
             for name in spec.dependants(lease.step_name):
                 step = spec.steps[name]
                 candidates[run.workflow_run_id, name] = (
@@ -446,6 +449,12 @@ class CommitStore:
             query("release_dependants"), *_transposed([candidates[key] for key in sorted(candidates)])
         )
         return bool(rows)
+
+
+def _step_spec(ledger: RunLedger, lease: LeaseFacts) -> StepSpec | None:
+    """None: its definition cannot be had, or has no such step."""
+    spec = ledger.spec(ledger.runs[lease.workflow_run_id])
+    return spec.steps.get(lease.step_name) if spec else None
 
 
 def _refuse_all(decision: Decision, reports: LeaseReports, error: StepError) -> None:

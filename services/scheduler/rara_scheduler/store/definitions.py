@@ -161,6 +161,14 @@ class DefinitionStore:
     async def spec(self, definition: str, version: int) -> DefinitionSpec:
         return (await self.load(definition, version)).spec
 
+    def cached(self, definition: str, version: int) -> DefinitionSpec | None:
+        """The same where it is in memory."""
+        registered = self._cache.get((definition, version))
+        if registered is None:
+            return None
+        self._cache.move_to_end((definition, version))
+        return registered.spec
+
     async def newest(self, *, after: str, limit: int) -> list[workflow_pb2.Definition]:
         """The newest version of each definition, by name, from behind `after` (empty: from the first)."""
         async with self._database.connection() as connection:

@@ -1,9 +1,9 @@
 """What closings do to runs: counters, cascades and the run's own end, inside one transaction."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import asyncpg
 
@@ -14,9 +14,59 @@ from rara_scheduler.store.database import Connection
 from rara_scheduler.store.definitions import UnusableDefinition
 from rara_scheduler.store.queries import query
 
+T = TypeVar("T")
+
 
 class Specs(Protocol):
     async def spec(self, definition: str, version: int) -> DefinitionSpec: ...
+    def cached(self, definition: str, version: int) -> DefinitionSpec | None: ...
+
+
+class SpecsMissing(Exception):
+    """A transaction met definitions that are not in memory. It had no effect yet."""
+
+    def __init__(self, keys: Collection[tuple[str, int]]) -> None:
+        super().__init__(", ".join(f"{definition} {version}" for definition, version in keys))
+        self.keys = keys
+
+
+class SpecsAtHand:
+    """The definitions that one piece of work needs inside its transactions.
+
+    Which they are shows only under the runs' locks, and to load one there would mean to wait for another connection,
+    or for parsing, with the locks held. So the transaction ends, they are loaded, and the work is done anew.
+    """
+
+    def __init__(self, specs: Specs) -> None:
+        self._specs = specs
+        self._loaded: dict[tuple[str, int], DefinitionSpec | None] = {}
+
+    async def work(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Do it, and again after loading what it missed."""
+        while True:
+            try:
+                return await do()
+            except SpecsMissing as missing:
+                for key in missing.keys:
+                    self._loaded[key] = await self._load(*key)
+
+    async def _load(self, definition: str, version: int) -> DefinitionSpec | None:
+        try:
+            return await self._specs.spec(definition, version)
+        except UnusableDefinition:
+            return None
+
+    def of(self, runs: Iterable["LockedRun"]) -> dict[tuple[str, int], DefinitionSpec | None]:
+        """The definitions of these runs; None for one that cannot be had. Raises SpecsMissing."""
+        found = {}
+        missing = []
+        for key in {(run.definition, run.definition_version) for run in runs}:
+            found[key] = self._loaded[key] if key in self._loaded else self._specs.cached(*key)
+            if found[key] is None and key not in self._loaded:
+                missing.append(key)
+        if missing:
+            raise SpecsMissing(missing)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +147,13 @@ class RunLedger:
     """
 
     runs: dict[str, LockedRun]
-    specs: Specs
+    specs: Mapping[tuple[str, int], DefinitionSpec | None]
     cancel_grace_s: float
     orders: list[CancelOrder] = field(default_factory=list)
 
-    async def spec(self, run: LockedRun) -> DefinitionSpec | None:
+    def spec(self, run: LockedRun) -> DefinitionSpec | None:
         """None: its definition cannot be had. Nothing of the run can go on then, and other runs do not notice."""
-        try:
-            return await self.specs.spec(run.definition, run.definition_version)
-        except UnusableDefinition:
-            return None
+        return self.specs[run.definition, run.definition_version]
 
     def start(self, workflow_run_id: str) -> None:
         """An executor took up a lease of the run."""
@@ -141,7 +188,7 @@ class RunLedger:
             run = self.runs[workflow_run_id]
             if run.tally().open == 0:
                 continue
-            spec = await self.spec(run)
+            spec = self.spec(run)
             names = [step.step_name for step in steps]
             downstream = spec.downstream(names) - set(names) if spec else set()
             if spec is None or (run.on_failure == "fail_fast" and any(step.fails_the_run for step in steps)):
@@ -178,7 +225,7 @@ class RunLedger:
         for run_id in reasons:
             run = self.runs[run_id]
             run.touched = True
-            spec = await self.spec(run)
+            spec = self.spec(run)
             steps = spec.steps if spec else {}
             own = {n: s.cancel_grace_s for n, s in steps.items() if s.cancel_grace_s is not None}
             graces.append(json.dumps(own))
