@@ -15,6 +15,13 @@ update rara.executor
    set ended_at = now(), in_flight = 0, free_credit = 0, draining = draining or $3::bool
  where executor_id = $1::uuid and session_id = $2::uuid and ended_at is null;
 
+-- name: lives_elsewhere
+-- $3: seconds.
+select true
+  from rara.executor
+ where executor_id = $1::uuid and scheduler_id <> $2::uuid and ended_at is null
+   and last_seen_at > now() - make_interval(secs => $3::float8);
+
 -- name: drain_executor
 update rara.executor set draining = true where executor_id = $1::uuid returning executor_id::text;
 

@@ -272,7 +272,7 @@ async def test_a_handler_that_ignores_the_fence_is_dead_when_the_lease_is_over(
     for token in (1, 2):
         failed = (await scheduler.event(token, "failed")).failed
         assert (failed.code, failed.runner_exit.signal) == ("LEASE_EXPIRED", 9)
-    assert time.monotonic() - last < 1.3
+    assert time.monotonic() - last < 1.2 + 0.5  # the lease, and what a busy machine takes to tell
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 

@@ -27,6 +27,9 @@ class ExitCode(IntEnum):
 @click.command()
 @click.option("--scheduler", metavar="HOST:PORT", help="Where the scheduler listens.  [RARA_SCHEDULER]")
 @click.option(
+    "--listen", metavar="HOST:PORT", help="Be dialled by schedulers instead.  [RARA_EXECUTOR_LISTEN]"
+)
+@click.option(
     "--module", "modules", multiple=True, help="Importable module with operations.  [RARA_EXECUTOR_MODULES]"
 )
 @click.option("--name", help="The label people know this executor by.  [RARA_EXECUTOR_NAME]")
@@ -37,6 +40,7 @@ class ExitCode(IntEnum):
 @click.option("--log-format", type=click.Choice(["json", "console"]), help="[RARA_LOG_FORMAT]")
 def main(
     scheduler: str | None,
+    listen: str | None,
     modules: tuple[str, ...],
     name: str | None,
     slots: int | None,
@@ -48,6 +52,7 @@ def main(
     """Run steps for a scheduler, in processes of their own."""
     flags: dict[str, object] = {
         "scheduler": scheduler,
+        "executor_listen": listen,
         "executor_modules": modules or None,
         "executor_name": name,
         "executor_slots": slots,
@@ -84,6 +89,9 @@ async def _serve(chosen: settings.Settings) -> None:
         sys_path=[entry for entry in sys.path if entry],
         on_connected=lambda: click.echo(
             f"rara-executor {chosen.executor_name} connected to {chosen.scheduler}"
+        ),
+        on_listening=lambda address: click.echo(
+            f"rara-executor {chosen.executor_name} listening on {address}"
         ),
     )
     loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from rara_executor.artifacts import ArtifactStore
 from rara_executor.blob_cache import BlobCache
 from rara_executor.blob_client import BlobClient
 from rara_executor.connection import CHANNEL_OPTIONS, Connection
+from rara_executor.direct import DirectServer
 from rara_executor.drain import Drain
 from rara_executor.lease_clock import lease_now
 from rara_executor.outbox import Outbox
@@ -38,14 +39,20 @@ class Executor:
     """One executor process: `run` holds its whole life, `stop` begins its end."""
 
     def __init__(
-        self, settings: Settings, *, sys_path: list[str], on_connected: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        *,
+        sys_path: list[str],
+        on_connected: Callable[[], None] = lambda: None,
+        on_listening: Callable[[str], None] = lambda _address: None,
     ) -> None:
         self.executor_id = str(uuid_utils.uuid7())
         self._settings = settings
         self._sys_path = sys_path
         self._on_connected = on_connected
+        self._on_listening = on_listening
         self._stop = asyncio.Event()
-        self._connection: Connection | None = None
+        self._connection: Connection | DirectServer | None = None
 
     def stop(self) -> None:
         """Drain, then end; the bound is RARA_EXECUTOR_STOP_S."""
@@ -126,11 +133,22 @@ class Executor:
                 if operations is not None:
                     supervisor.slots.offer(operations)
                     side = SessionSide(identity, capabilities(operations), supervisor, outbox, store)
-                    self._connection = Connection(channel, outbox, side)
+                    self._connection = await self._reachable(channel, outbox, side, supervisor)
                     await self._serve(supervisor, side, pool, warden, self._connection)
             finally:
                 self._connection = None
                 await pool.stop()
+
+    async def _reachable(
+        self, channel: grpc.aio.Channel, outbox: Outbox, side: SessionSide, supervisor: Supervisor
+    ) -> Connection | DirectServer:
+        """The way to the scheduler: ours to dial, or an address where it dials us."""
+        if not self._settings.executor_listen:
+            return Connection(channel, outbox, side)
+        server = DirectServer(self._settings.executor_listen, side, supervisor, outbox)
+        await server.start()
+        self._on_listening(server.address)
+        return server
 
     async def _serve(
         self,
@@ -138,7 +156,7 @@ class Executor:
         side: SessionSide,
         pool: RunnerPool,
         warden: Warden,
-        connection: Connection,
+        connection: Connection | DirectServer,
     ) -> None:
         """Fencing and sweeping outlive the drain, and runners outlive both."""
         drain = Drain(supervisor, stop_s=self._settings.executor_stop_s)

@@ -30,6 +30,8 @@ class Code(StrEnum):
     LEASE_LOST = "LEASE_LOST"
     BLOBS_MISSING = "BLOBS_MISSING"
     FIELD_INVALID = "FIELD_INVALID"
+    LEASE_UNKNOWN = "LEASE_UNKNOWN"
+    PROTOCOL_VERSION_UNSUPPORTED = "PROTOCOL_VERSION_UNSUPPORTED"
 
 
 # What a handler may not say of itself: these name facts that only the executor or the scheduler knows.

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
-from rara_executor.connection import Connection
+from rara_executor.session import JobSession
 from rara_executor.supervisor import Supervisor
 
 log = structlog.get_logger(__name__)
@@ -17,6 +18,13 @@ MAX_LAST_WORDS_S = 3.0
 END_FRACTION = 1 / 3
 # How long acknowledgements are waited for after an operator's drain, which has no bound of its own.
 ACKS_S = 30.0
+
+
+class SessionHolder(Protocol):
+    """Whoever has the session of the moment."""
+
+    @property
+    def session(self) -> JobSession | None: ...
 
 
 class Drain:
@@ -42,7 +50,7 @@ class Drain:
             self._finish_by = self._loop.time() + finish_within_s
         self._begin()
 
-    async def run(self, connection: Connection, sessions: asyncio.Task[None]) -> None:
+    async def run(self, connection: SessionHolder, sessions: asyncio.Task[None]) -> None:
         """From begun to the end. sessions: the task that ends with Goodbye."""
         supervisor = self._supervisor
         left_s = self._finish_at() - self._loop.time()

@@ -22,6 +22,7 @@ class _State(Enum):
     QUEUED = auto()
     SENT = auto()
     HELD = auto()  # refused: its cause is being mended
+    PAUSED = auto()  # nobody is there to hear of its lease
     GONE = auto()  # acknowledged or dropped; still in the queue
 
 
@@ -49,6 +50,7 @@ class _Lane:
     last_sequence: int = 0
     acked_sequence: int = 0
     unsent_progress: int = 0
+    paused: bool = False
     entries: dict[int, Entry] = field(default_factory=dict)
 
 
@@ -76,11 +78,13 @@ class Outbox:
             last = lane.entries.get(lane.last_sequence)
             pressed = (
                 not connected
+                or lane.paused
                 or self.in_flight >= self.event_window
                 or lane.unsent_progress >= MAX_UNSENT_PROGRESS
             )
             # What was sent before, and is queued again, may be stored: under its number nothing else may be said.
-            is_unsent = last is not None and last.state is _State.QUEUED and last.first_sent_at is None
+            waits = (_State.QUEUED, _State.PAUSED)
+            is_unsent = last is not None and last.state in waits and last.first_sent_at is None
             if pressed and last is not None and last.kind == "progress" and is_unsent:
                 self._merge(last, event)
                 return last.sequence
@@ -188,6 +192,26 @@ class Outbox:
             for entry in lane.entries.values():
                 self._forget(entry)
 
+    def pause(self, token: int) -> None:
+        """The lease's own stream has ended: its events wait for the next, outside of the window."""
+        lane = self._lanes.setdefault(token, _Lane())
+        lane.paused = True
+        for entry in lane.entries.values():
+            if entry.state is _State.SENT:
+                self.in_flight -= 1
+            elif entry.state is _State.QUEUED:
+                self._uncount(entry)
+            if entry.state is not _State.HELD:
+                entry.state = _State.PAUSED
+
+    def resume(self, token: int) -> None:
+        """The lease has a stream again: what waited, and what was sent and not acknowledged, is queued anew."""
+        lane = self._lanes.setdefault(token, _Lane())
+        lane.paused = False
+        for number in sorted(lane.entries):
+            if lane.entries[number].state is _State.PAUSED:
+                self._enqueue(lane.entries[number])
+
     def rewind(self) -> None:
         """The session has ended: what was sent and not acknowledged is sent again in the next one."""
         self.in_flight = 0
@@ -233,11 +257,15 @@ class Outbox:
         event.sequence = last.sequence
         size = event.ByteSize()
         self.held_bytes += size - last.size_bytes
-        self._queued_bytes += size - last.size_bytes
+        if last.state is _State.QUEUED:
+            self._queued_bytes += size - last.size_bytes
         last.event = event
         last.size_bytes = size
 
     def _enqueue(self, entry: Entry) -> None:
+        if self._lanes[entry.event.lease.lease_token].paused:
+            entry.state = _State.PAUSED
+            return
         entry.state = _State.QUEUED
         self._queue.append(entry)
         self._queued += 1

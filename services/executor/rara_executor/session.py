@@ -22,6 +22,26 @@ LAST_WORDS_S = 5.0  # after GoAway, for the acks of what the scheduler still com
 MAX_REJECTIONS = 10_000
 
 
+class JobSession(Protocol):
+    """What the holder of the jobs says to the scheduler beside its events. Each call only notes it."""
+
+    def wake(self) -> None: ...
+
+    def set_credit(self, limit: int) -> None: ...
+
+    def reject(self, lease: job_pb2.Lease, code: str, message: str) -> None: ...
+
+    def receipt(self, token: int) -> None: ...
+
+    def forget(self, token: int) -> None: ...
+
+    def drain(self, finish_within_s: float | None) -> None: ...
+
+    def goodbye(self) -> None: ...
+
+    def is_ready(self, now: float) -> bool: ...
+
+
 class SessionEvents(Protocol):
     """What a session needs from whoever holds the jobs."""
 

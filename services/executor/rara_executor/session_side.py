@@ -59,10 +59,8 @@ class SessionSide:
 
     def on_welcome(self, session: Session, welcome: dispatch_pb2.Welcome) -> None:
         supervisor = self._supervisor
-        supervisor.begin_session(session, welcome.terms.limits.max_payload_bytes)
-        limits = welcome.terms.limits
-        self._outbox.event_window = limits.event_window or self._outbox.event_window
-        self._store.max_inline_bytes = limits.max_inline_bytes or self._store.max_inline_bytes
+        supervisor.begin_session(session)
+        self.take_limits(welcome.terms.limits)
         # The answer names every held token: what it does not name is not ours any more.
         named = {ack.lease_token for ack in welcome.acks.acks}
         named |= {refusal.lease_token for refusal in welcome.acks.refusals}
@@ -74,6 +72,12 @@ class SessionSide:
             supervisor.cancel(cancel)
         supervisor.after_change()
         self.welcomed.set()
+
+    def take_limits(self, limits: dispatch_pb2.Limits) -> None:
+        """What the scheduler leaves out stays as it is."""
+        self._supervisor.max_payload_bytes = limits.max_payload_bytes or self._supervisor.max_payload_bytes
+        self._outbox.event_window = limits.event_window or self._outbox.event_window
+        self._store.max_inline_bytes = limits.max_inline_bytes or self._store.max_inline_bytes
 
     def on_session_end(self) -> None:
         self._supervisor.end_session()

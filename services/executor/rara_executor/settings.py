@@ -23,6 +23,11 @@ class Settings(BaseSettings):
 
     scheduler: str = "127.0.0.1:7310"
     """host:port of the scheduler, or any target that gRPC knows."""
+    executor_listen: str = ""
+    """HOST:PORT to serve ExecutorService on: then schedulers dial this executor (their RARA_DIRECT_EXECUTORS names
+    it), and it dials RARA_SCHEDULER for artifacts alone."""
+    insecure: bool = False
+    """Serve plain text beyond loopback, too."""
     executor_modules: Annotated[tuple[str, ...], NoDecode] = ()
     """Importable modules whose @operation functions this executor offers, separated by commas."""
     executor_name: str = Field(default_factory=socket.gethostname, max_length=64)
@@ -84,6 +89,20 @@ class Settings(BaseSettings):
                 raise ValueError(f"{part!r} is not of the form key=value")
             labels[key.strip()] = label.strip()
         return labels
+
+    @model_validator(mode="after")
+    def _safe(self) -> "Settings":
+        host, colon, port = self.executor_listen.rpartition(":")
+        if not self.executor_listen:
+            return self
+        if not colon or not host or not port.isdecimal():
+            raise ValueError(f"RARA_EXECUTOR_LISTEN must be HOST:PORT, not {self.executor_listen!r}")
+        if not self.insecure and host not in ("127.0.0.1", "localhost", "[::1]"):
+            raise ValueError(
+                f"RARA_EXECUTOR_LISTEN={self.executor_listen} is beyond loopback, and whoever reaches it may run "
+                "anything: set RARA_INSECURE=1 to do it all the same"
+            )
+        return self
 
     @model_validator(mode="after")
     def _complete(self) -> "Settings":

@@ -52,6 +52,10 @@ class Slots:
         self._occupied -= 1
         self._by_kind[kind] -= 1
 
+    def free(self) -> int:
+        """Jobs that may come now."""
+        return 0 if self.draining else self._slots - self._occupied
+
     def credit(self) -> int:
         """Jobs allowed since the session began."""
-        return self._received if self.draining else self._received + self._slots - self._occupied
+        return self._received + self.free()

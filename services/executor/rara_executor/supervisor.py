@@ -37,7 +37,7 @@ from rara_executor.runner_protocol import (
     Stopped,
     Succeeded,
 )
-from rara_executor.session import Session
+from rara_executor.session import JobSession
 from rara_executor.slots import NotTaken, Slots
 
 log = structlog.get_logger(__name__)
@@ -74,7 +74,7 @@ class Supervisor:
         self.jobs: dict[int, HeldJob] = {}
         self.changed = asyncio.Event()  # for whoever waits for the table to become something
         self.slots = Slots(limits.slots)
-        self.session: Session | None = None
+        self.session: JobSession | None = None
         self.pool: RunnerPool | None = None
         self._limits = limits
         self._outbox = outbox
@@ -93,10 +93,9 @@ class Supervisor:
 
     # The session.
 
-    def begin_session(self, session: Session, max_payload_bytes: int) -> None:
-        """Speak through this session. max_payload_bytes: 0 leaves the limit as it is."""
+    def begin_session(self, session: JobSession) -> None:
+        """Speak through this session."""
         self.session = session
-        self.max_payload_bytes = max_payload_bytes or self.max_payload_bytes
         self.slots.new_session()
         if self.slots.draining:
             session.drain(None)

@@ -27,6 +27,7 @@ from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.loops.committer import Committer
+from rara_scheduler.loops.direct import DirectLoop
 from rara_scheduler.loops.dispatch import DispatchLoop, RouteTable
 from rara_scheduler.loops.heartbeat import HeartbeatLoop
 from rara_scheduler.loops.notify import NotifyLoop
@@ -175,17 +176,18 @@ class Scheduler:
             report=self._report_retention,
         )
         self._blobs = FolderBlobStore(s.blob_folder)
+        terms = Terms(
+            heartbeat_s=s.heartbeat_s,
+            silence_s=s.silence_s,
+            accept_timeout_s=s.accept_timeout_s,
+            max_frame_bytes=s.max_frame_bytes,
+            max_payload_bytes=s.max_payload_bytes,
+            max_inline_bytes=s.max_inline_bytes,
+            event_window=s.event_window,
+        )
         self._dispatch_servicer = DispatchServicer(
             scheduler_id=self._scheduler_id,
-            terms=Terms(
-                heartbeat_s=s.heartbeat_s,
-                silence_s=s.silence_s,
-                accept_timeout_s=s.accept_timeout_s,
-                max_frame_bytes=s.max_frame_bytes,
-                max_payload_bytes=s.max_payload_bytes,
-                max_inline_bytes=s.max_inline_bytes,
-                event_window=s.event_window,
-            ),
+            terms=terms,
             store=session_store,
             sessions=self._sessions,
             routes=routes,
@@ -193,6 +195,13 @@ class Scheduler:
             dispatch=self._dispatch,
             heartbeats=self._heartbeats,
             stopping=self._stop_asked.is_set,
+        )
+        self._direct = DirectLoop(
+            s.direct_executors,
+            session_store,
+            self._dispatch_servicer.serve,
+            scheduler_id=self._scheduler_id,
+            terms=terms,
         )
         reads = Reads(self._database, definitions, silent_after_s=2 * s.heartbeat_s)
         self._workflow_servicer = WorkflowServicer(
@@ -278,6 +287,7 @@ class Scheduler:
                         ("notify", self._notify.run),
                         ("retention", self._retention.run),
                         ("uploads", self._uploads.run),
+                        ("direct", self._direct.run),
                         ("health", self._watch_health),
                     )
                 ]

@@ -4,8 +4,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIB = 1024 * 1024
 
@@ -23,6 +23,8 @@ class Settings(BaseSettings):
     """HOST:PORT; port 0 takes a free one, and the ready line names it."""
     insecure: bool = False
     """Allow an address beyond loopback although there is neither TLS nor authentication yet."""
+    direct_executors: Annotated[tuple[str, ...], NoDecode] = ()
+    """HOST:PORT,...: executors that this scheduler dials, because they serve ExecutorService and do not dial."""
     migrate: bool = False
     """Apply missing migrations before serving."""
     blob_store: str = "file:///var/lib/rara/blobs"
@@ -112,6 +114,13 @@ class Settings(BaseSettings):
     def blob_folder(self) -> Path:
         return Path(self.blob_store.removeprefix("file://"))
 
+    @field_validator("direct_executors", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
     @model_validator(mode="after")
     def _contradictions(self) -> "Settings":
         """Refuse what cannot work together, by both names."""
@@ -150,13 +159,23 @@ class Settings(BaseSettings):
             )
         if not self.blob_store.startswith("file:///"):
             raise ValueError("RARA_BLOB_STORE must be a file:/// URL with an absolute path")
-        host, _, port = self.listen.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f"RARA_LISTEN must be HOST:PORT, not {self.listen!r}")
-        if not self.insecure and not _is_loopback(host):
+        for name, address in (
+            ("RARA_LISTEN", self.listen),
+            *(("RARA_DIRECT_EXECUTORS", address) for address in self.direct_executors),
+        ):
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or int(port) > 65535:
+                raise ValueError(f"{name} must be HOST:PORT, not {address!r}")
+        if not self.insecure and not _is_loopback(self.listen.rpartition(":")[0]):
             raise ValueError(
                 f"RARA_LISTEN={self.listen} is beyond loopback, and anybody who reaches it may do anything: "
                 "set RARA_INSECURE=1 to serve there all the same"
+            )
+        far = [address for address in self.direct_executors if not _is_loopback(address.rpartition(":")[0])]
+        if far and not self.insecure:
+            raise ValueError(
+                f"RARA_DIRECT_EXECUTORS={','.join(far)} is beyond loopback, and jobs would go there in plain text: "
+                "set RARA_INSECURE=1 to dial it all the same"
             )
         return self
 

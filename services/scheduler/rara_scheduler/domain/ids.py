@@ -57,3 +57,11 @@ def step_id(text: str) -> str:
 def executor_id(text: str) -> str:
     """As `run_id`, for an executor; EXECUTOR_NOT_FOUND."""
     return _given_id(text, "executor_id", Code.EXECUTOR_NOT_FOUND, "executor")
+
+
+def is_uuid(text: str) -> bool:
+    """Whether the text is a UUID as we write it: lower case, with hyphens."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False

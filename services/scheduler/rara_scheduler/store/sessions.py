@@ -8,6 +8,7 @@ import asyncpg
 import orjson
 
 from rara_scheduler.domain.attempt import MAX_MISSING
+from rara_scheduler.domain.ids import is_uuid
 from rara_scheduler.domain.routing import Offer
 from rara_scheduler.store.database import Connection, Database, Lane
 from rara_scheduler.store.queries import query
@@ -76,6 +77,15 @@ class SessionStore:
         """The session ended. for_good: the executor said goodbye, and is not on its way back."""
         async with self._database.connection(Lane.ENGINE) as connection:
             await connection.execute(query("close_session"), executor_id, session_id, for_good)
+
+    async def lives_elsewhere(self, executor_id: str, scheduler_id: str, *, within_s: float) -> bool:
+        """Whether another scheduler has heard of this executor in that time, on a session that has not ended."""
+        if not is_uuid(executor_id):
+            return False  # whoever serves it says what is wrong
+        async with self._database.connection(Lane.ENGINE) as connection:
+            return bool(
+                await connection.fetchval(query("lives_elsewhere"), executor_id, scheduler_id, within_s)
+            )
 
     async def drain(self, executor_id: str) -> bool:
         """Remember that an operator wants this executor drained. False: there is none of that id."""

@@ -13,6 +13,7 @@ from rara.v1 import dispatch_pb2, dispatch_pb2_grpc, job_pb2
 
 from rara_scheduler.domain.attempt import AttemptEnding, CancelReceipt, Guard, Refusal
 from rara_scheduler.domain.errors import REJECTION, Code, Fault, FieldViolation, StepError
+from rara_scheduler.domain.ids import is_uuid
 from rara_scheduler.domain.payload import clean_text
 from rara_scheduler.domain.routing import Capability, Offer
 from rara_scheduler.loops.aftermath import refusal_message
@@ -23,6 +24,7 @@ from rara_scheduler.sessions import Held, Session, SessionRegistry, cancel_messa
 from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.run_ledger import CancelOrder
 from rara_scheduler.store.sessions import HeldLease, SessionStore
+from rara_scheduler.transport.direct import FrameStream
 from rara_scheduler.transport.events import MESSAGE_BYTES, PayloadLimits, read_event
 from rara_scheduler.transport.jobs import duration
 from rara_scheduler.transport.status import abort
@@ -63,13 +65,6 @@ class Terms:
                 event_window=self.event_window,
             ),
         )
-
-
-def is_uuid(text: str) -> bool:
-    try:
-        return str(UUID(text)) == text
-    except ValueError:
-        return False
 
 
 def read_offer(hello: dispatch_pb2.Hello) -> tuple[Offer, dict[str, str]]:
@@ -153,28 +148,33 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
     async def Connect(  # type: ignore[override]
         self, request_iterator: AsyncIterator[dispatch_pb2.ConnectRequest], context: Context
     ) -> None:
+        try:
+            await self.serve(context)
+        except Fault as fault:
+            await abort(context, fault)
+
+    async def serve(self, stream: FrameStream) -> None:
+        """Hold the session of one executor until its stream ends. Raises Fault for what the executor did wrong."""
         self._open += 1
         self._none_open.clear()
         try:
-            await self._connect(context)
-        except Fault as fault:
-            await abort(context, fault)
-        except Conflict:
-            await abort(context, Fault(Code.STORE_UNAVAILABLE, "met other transactions", retry_after_s=0.2))
+            await self._serve(stream)
+        except Conflict as conflict:
+            raise Fault(Code.STORE_UNAVAILABLE, "met other transactions", retry_after_s=0.2) from conflict
         except DataRefused as refused:
             log.warning("session.refused_by_database", sqlstate=refused.sqlstate)
-            await abort(context, Fault(Code.FIELD_INVALID, f"hello: cannot be stored ({refused.sqlstate})"))
+            raise Fault(Code.FIELD_INVALID, f"hello: cannot be stored ({refused.sqlstate})") from refused
         finally:
             self._open -= 1
             if not self._open:
                 self._none_open.set()
 
-    async def _connect(self, context: Context) -> None:
+    async def _serve(self, stream: FrameStream) -> None:
         if self._stopping():
             raise Fault(Code.SHUTTING_DOWN, "this scheduler is stopping", retry_after_s=0.2)
         if self._sessions.full:
             raise Fault(Code.QUEUE_FULL, "this scheduler has as many sessions as it may", retry_after_s=5.0)
-        reader = asyncio.create_task(context.read(), name="hello")
+        reader = asyncio.create_task(_read(stream), name="hello")
         try:
             done, _ = await asyncio.wait({reader}, timeout=_HELLO_WAIT_S)
             if not done:
@@ -219,7 +219,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         log.info("session.opened", session_id=session.session_id, held=len(session.held), **facts)
         said_goodbye = False
         try:
-            said_goodbye = await self._run(session, context)
+            said_goodbye = await self._run(session, stream)
         finally:
             session.closing = True  # before anything else: no work goes to a stream that ends
             self._sessions.remove(session)
@@ -295,13 +295,13 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 )
             )
 
-    async def _run(self, session: Session, context: Context) -> bool:
+    async def _run(self, session: Session, stream: FrameStream) -> bool:
         """Read and write until one side ends. True: the executor said goodbye."""
-        writer = asyncio.create_task(_write(session, context), name="session writer")
+        writer = asyncio.create_task(_write(session, stream), name="session writer")
         reader: asyncio.Task[Any] | None = None
         try:
             while True:
-                reader = asyncio.create_task(context.read(), name="session reader")
+                reader = asyncio.create_task(_read(stream), name="session reader")
                 wait_s = session.last_frame_at + self._terms.silence_s - session.clock()
                 done, _ = await asyncio.wait(
                     {reader, writer}, timeout=max(0.0, wait_s), return_when=asyncio.FIRST_COMPLETED
@@ -405,11 +405,16 @@ def _unknown(lease: job_pb2.Lease) -> Held | None:
     return Held(lease.step_run_id, _NOBODY, lease.lease_token, lease.attempt, "", "")
 
 
-async def _write(session: Session, context: Context) -> None:
+async def _read(stream: FrameStream) -> Any:
+    """A task wants a coroutine, and gRPC gives something else to await."""
+    return await stream.read()
+
+
+async def _write(session: Session, stream: FrameStream) -> None:
     """The one writer of a stream: two at once would break it."""
     while not session.overflowed:
         frame = await session.frames.get()
         if frame is None:
             return
-        await context.write(frame)
+        await stream.write(frame)
     log.warning("session.not_read", executor_id=session.executor_id)

@@ -1,0 +1,87 @@
+"""Dialling the executors that serve ExecutorService: one session at a time for each configured address."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc.aio
+import structlog
+from rara.v1 import executor_pb2, executor_pb2_grpc
+
+from rara_scheduler.domain.errors import Fault
+from rara_scheduler.store.database import Conflict
+from rara_scheduler.store.sessions import SessionStore
+from rara_scheduler.transport.direct import DirectLink, FrameStream, capabilities
+from rara_scheduler.transport.dispatch import Terms
+
+log = structlog.get_logger(__name__)
+
+
+class DirectLoop:
+    """Every scheduler knows all addresses; an executor whose session lives elsewhere is left there."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        store: SessionStore,
+        serve: Callable[[FrameStream], Awaitable[None]],
+        *,
+        scheduler_id: str,
+        terms: Terms,
+    ) -> None:
+        self._addresses = addresses
+        self._store = store
+        self._serve = serve
+        self._scheduler_id = scheduler_id
+        self._terms = terms
+
+    async def run(self) -> None:
+        """Dial until cancelled."""
+        if not self._addresses:
+            return
+        async with asyncio.TaskGroup() as group:
+            for address in self._addresses:
+                group.create_task(self._dial(address), name=f"direct {address}")
+
+    async def _dial(self, address: str) -> None:
+        terms = self._terms
+        options = [
+            ("grpc.max_receive_message_length", terms.max_frame_bytes),
+            ("grpc.max_send_message_length", 64 * 1024 * 1024),
+            ("grpc.initial_reconnect_backoff_ms", 200),
+            ("grpc.min_reconnect_backoff_ms", 1000),
+            ("grpc.max_reconnect_backoff_ms", 5000),
+        ]
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            stub = executor_pb2_grpc.ExecutorServiceStub(channel)
+            while True:
+                answer = await capabilities(stub, timeout_s=terms.silence_s)
+                if answer is not None:
+                    await self._session(address, channel, answer)
+                await asyncio.sleep(terms.heartbeat_s)
+
+    async def _session(
+        self, address: str, channel: grpc.aio.Channel, answer: executor_pb2.GetCapabilitiesResponse
+    ) -> None:
+        """Hold a session with the executor that answered, unless another scheduler does."""
+        terms = self._terms
+        try:
+            if await self._store.lives_elsewhere(
+                answer.hello.executor_id, self._scheduler_id, within_s=terms.silence_s
+            ):
+                return
+            link = DirectLink(
+                channel,
+                answer,
+                terms=terms.message(),
+                heartbeat_s=terms.heartbeat_s,
+                silence_s=terms.silence_s,
+            )
+            async with asyncio.TaskGroup() as group:
+                group.create_task(link.run(), name=f"direct link {address}")
+                try:
+                    await self._serve(link)
+                finally:
+                    link.end()
+        except* (Fault, Conflict) as faults:
+            # Another try follows, as with an executor that dials.
+            log.warning("direct.session_ended", address=address, error=str(faults.exceptions[0]))
