@@ -1,6 +1,6 @@
 -- The history checker: what may never be, one query for each rule of store/check.py. All of one check look at one
 -- read-only snapshot. Each gives up to $1 violations (workflow_run_id, step_run_id, facts) and their total.
--- Further parameters are explained where they are used.
+-- History of a run that is kept is whole; that of a removed run may lie about for some days, and is joined away.
 
 -- ---------------------------------------------------------------- one owner finishes
 
@@ -81,7 +81,7 @@ with granted as (
     union all
     select step_run_id, attempt, lease_token from rara.lease
 )
-select (select s.workflow_run_id::text from rara.step_run s where s.step_run_id::text = min(g.step_run_id::text)
+select (select s.workflow_run_id::text from rara.step_run s where s.step_run_id = min(g.step_run_id::text)::uuid
        ) as workflow_run_id,
        min(g.step_run_id::text) as step_run_id,
        jsonb_build_object('lease_token', g.lease_token, 'grants',
@@ -109,7 +109,7 @@ select s.workflow_run_id::text, o.step_run_id::text,
                          )::text as facts,
        count(*) over () as total
   from ordered o
-  left join rara.step_run s on s.step_run_id = o.step_run_id
+  join rara.step_run s on s.step_run_id = o.step_run_id
  where o.lease_token < o.previous_token
  limit $1::int;
 
@@ -127,7 +127,7 @@ select s.workflow_run_id::text, g.step_run_id::text,
        count(*) over () as total
   from granted g
   join (select last_value + is_called::int as next_token from rara.lease_token_seq) q on g.lease_token >= q.next_token
-  left join rara.step_run s on s.step_run_id = g.step_run_id
+  join rara.step_run s on s.step_run_id = g.step_run_id
  limit $1::int;
 
 -- name: check_two_commits
@@ -159,7 +159,7 @@ with standing as (
 select coalesce(t.workflow_run_id, s.workflow_run_id)::text as workflow_run_id, t.step_run_id::text,
        jsonb_build_object('attempt', t.attempt, 'and', t.place)::text as facts, count(*) over () as total
   from twice t
-  left join rara.step_run s on s.step_run_id = t.step_run_id
+  join rara.step_run s on s.step_run_id = t.step_run_id
  limit $1::int;
 
 -- name: check_lease_without_end
@@ -221,7 +221,6 @@ select null::text as workflow_run_id, null::text as step_run_id,
 -- ---------------------------------------------------------------- attempts and the budget
 
 -- name: check_attempt_missing
--- Attempts count 1 to n. $2: the first day (UTC) whose history is kept; runs from before may have lost some.
 with standing as (
     select step_run_id, workflow_run_id, attempt - (lease_token is not null)::int as ended from rara.result
     union all
@@ -237,14 +236,11 @@ select p.workflow_run_id::text, p.step_run_id::text,
        jsonb_build_object('ended', p.ended, 'stored', coalesce(a.attempts, 0))::text as facts,
        count(*) over () as total
   from standing p
-  join rara.workflow_run w on w.workflow_run_id = p.workflow_run_id
-                          and w.created_at >= ($2::date)::timestamp at time zone 'UTC'
   left join stored a on a.step_run_id = p.step_run_id
  where p.ended > coalesce(a.attempts, 0)
  limit $1::int;
 
 -- name: check_failures_miscounted
--- Failures are the attempts that spent the budget. $2: as above.
 with standing as (
     select step_run_id, workflow_run_id, failures - spent::int as failures from rara.result
     union all
@@ -260,8 +256,6 @@ select p.workflow_run_id::text, p.step_run_id::text,
        jsonb_build_object('failures', p.failures, 'spent', coalesce(a.spent, 0))::text as facts,
        count(*) over () as total
   from standing p
-  join rara.workflow_run w on w.workflow_run_id = p.workflow_run_id
-                          and w.created_at >= ($2::date)::timestamp at time zone 'UTC'
   left join stored a on a.step_run_id = p.step_run_id
  where p.failures <> coalesce(a.spent, 0)
  limit $1::int;
@@ -300,20 +294,20 @@ with granted as (
     union all
     select granted_on, step_run_id, attempt from rara.lease
 )
-select (select s.workflow_run_id::text from rara.step_run s where s.step_run_id = e.step_run_id) as workflow_run_id,
-       e.step_run_id::text,
+select s.workflow_run_id::text, e.step_run_id::text,
        jsonb_build_object('granted_on', e.granted_on, 'attempt', e.attempt, 'events', count(*))::text as facts,
        count(*) over () as total
   from rara.step_event e
+  join rara.step_run s on s.step_run_id = e.step_run_id
  where not exists (select
                      from granted g
                     where g.granted_on = e.granted_on and g.step_run_id = e.step_run_id and g.attempt = e.attempt)
    and exists (select from rara.step_run s where s.step_run_id = e.step_run_id)
- group by e.granted_on, e.step_run_id, e.attempt
+ group by s.workflow_run_id, e.granted_on, e.step_run_id, e.attempt
  limit $1::int;
 
 -- name: check_event_count
--- Numbers that were skipped are counted as gaps, and nothing else is missing. $2: the first day (UTC) that is kept.
+-- Numbers that were skipped are counted as gaps, and nothing else is missing.
 with granted as (
     select granted_on, step_run_id, attempt, last_sequence, gaps from rara.step_attempt
     union all
@@ -331,9 +325,8 @@ select s.workflow_run_id::text, g.step_run_id::text,
        count(*) over () as total
   from granted g
   left join stored e on e.granted_on = g.granted_on and e.step_run_id = g.step_run_id and e.attempt = g.attempt
-  left join rara.step_run s on s.step_run_id = g.step_run_id
- where g.granted_on >= $2::date
-   and (coalesce(e.events, 0) <> g.last_sequence - g.gaps or coalesce(e.last_sequence, 0) <> g.last_sequence)
+  join rara.step_run s on s.step_run_id = g.step_run_id
+ where coalesce(e.events, 0) <> g.last_sequence - g.gaps or coalesce(e.last_sequence, 0) <> g.last_sequence
  limit $1::int;
 
 -- name: check_event_after_terminal
@@ -344,7 +337,7 @@ select s.workflow_run_id::text, t.step_run_id::text,
   from rara.step_event t
   join rara.step_event e on e.granted_on = t.granted_on and e.step_run_id = t.step_run_id and e.attempt = t.attempt
                         and e.sequence > t.sequence and e.type not in ('succeeded', 'failed', 'cancelled')
-  left join rara.step_run s on s.step_run_id = t.step_run_id
+  join rara.step_run s on s.step_run_id = t.step_run_id
  where t.type in ('succeeded', 'failed', 'cancelled')
  limit $1::int;
 
@@ -360,7 +353,7 @@ having count(*) > 1
  limit $1::int;
 
 -- name: check_outcome_disagrees
--- How an attempt ended, and what its executor's last event said. $2: the first day (UTC) that is kept.
+-- How an attempt ended, and what its executor's last event said.
 with granted as (
     select granted_on, step_run_id, attempt, 'retryable_failed' as outcome from rara.step_attempt
     union all
@@ -379,9 +372,8 @@ select s.workflow_run_id::text, g.step_run_id::text,
        count(*) over () as total
   from granted g
   left join said e on e.granted_on = g.granted_on and e.step_run_id = g.step_run_id and e.attempt = g.attempt
-  left join rara.step_run s on s.step_run_id = g.step_run_id
- where g.granted_on >= $2::date
-   and case when g.outcome = 'succeeded' and e.type is null
+  join rara.step_run s on s.step_run_id = g.step_run_id
+ where case when g.outcome = 'succeeded' and e.type is null
             then not exists (select  -- two of them are another rule's
                                from rara.step_event t
                               where t.granted_on = g.granted_on and t.step_run_id = g.step_run_id
@@ -391,7 +383,7 @@ select s.workflow_run_id::text, g.step_run_id::text,
  limit $1::int;
 
 -- name: check_marks_without_events
--- An attempt counts as accepted by its first event, and as started by the first one of work. $2: as above.
+-- An attempt counts as accepted by its first event, and as started by the first one of work.
 with granted as (
     select granted_on, step_run_id, attempt, accepted_at, started_at from rara.step_attempt
     union all
@@ -410,10 +402,9 @@ select s.workflow_run_id::text, g.step_run_id::text,
        count(*) over () as total
   from granted g
   left join stored e on e.granted_on = g.granted_on and e.step_run_id = g.step_run_id and e.attempt = g.attempt
-  left join rara.step_run s on s.step_run_id = g.step_run_id
- where g.granted_on >= $2::date
-   and ((g.accepted_at is not null) <> (e.is_work is not null)
-        or (g.started_at is not null) <> coalesce(e.is_work, false))
+  join rara.step_run s on s.step_run_id = g.step_run_id
+ where (g.accepted_at is not null) <> (e.is_work is not null)
+    or (g.started_at is not null) <> coalesce(e.is_work, false)
  limit $1::int;
 
 -- ---------------------------------------------------------------- a run closes once, when its last step does
@@ -724,7 +715,7 @@ select coalesce(n.workflow_run_id, s.workflow_run_id)::text as workflow_run_id, 
  limit $1::int;
 
 -- name: check_manifest_of_unknown_token
--- A manifest is stored with the end of its attempt. $2: the first day (UTC) that is kept.
+-- A manifest is stored with the end of its attempt.
 with ended as (
     select step_run_id, attempt, lease_token from rara.step_attempt
     union all
@@ -738,7 +729,6 @@ select s.workflow_run_id::text, a.step_run_id::text,
  where not exists (select
                      from ended e
                     where e.step_run_id = a.step_run_id and e.attempt = a.attempt and e.lease_token = a.lease_token)
-   and a.created_at >= ($2::date)::timestamp at time zone 'UTC'
  limit $1::int;
 
 -- name: check_lineage_without_artifact
@@ -780,7 +770,7 @@ select x.workflow_run_id::text, a.step_run_id::text,
 -- ---------------------------------------------------------------- effects and checkpoints
 
 -- name: check_effect_twice
-select (select s.workflow_run_id::text from rara.step_run s where s.step_run_id::text = min(f.step_run_id::text)
+select (select s.workflow_run_id::text from rara.step_run s where s.step_run_id = min(f.step_run_id::text)::uuid
        ) as workflow_run_id,
        min(f.step_run_id::text) as step_run_id,
        jsonb_build_object('idempotency_key', f.idempotency_key, 'name', f.name, 'stored', count(*))::text as facts,
@@ -791,7 +781,7 @@ having count(*) > 1
  limit $1::int;
 
 -- name: check_effect_of_unknown_token
--- Under a token or a key that the step never had, or without an event. $2: the first day (UTC) that is kept.
+-- Under a token or a key that the step never had, or without an event.
 with granted as (
     select granted_on, step_run_id, attempt, lease_token from rara.step_attempt
     union all
@@ -804,10 +794,9 @@ select s.workflow_run_id::text, f.step_run_id::text,
                           'lease_token', f.lease_token)::text as facts,
        count(*) over () as total
   from rara.effect f
-  left join rara.step_run s on s.step_run_id = f.step_run_id
+  join rara.step_run s on s.step_run_id = f.step_run_id
   left join granted g on g.step_run_id = f.step_run_id and g.attempt = f.attempt and g.lease_token = f.lease_token
- where f.recorded_at >= ($2::date)::timestamp at time zone 'UTC'
-   and (g.step_run_id is null or s.idempotency_key is distinct from f.idempotency_key
+ where (g.step_run_id is null or s.idempotency_key <> f.idempotency_key
         or not exists (select
                          from rara.step_event e
                         where e.granted_on = g.granted_on and e.step_run_id = f.step_run_id
@@ -815,7 +804,7 @@ select s.workflow_run_id::text, f.step_run_id::text,
  limit $1::int;
 
 -- name: check_checkpoint_of_unknown_token
--- Under a token or a key that the step never had, or without its event. $2: as above.
+-- Under a token or a key that the step never had, or without its event.
 with granted as (
     select granted_on, step_run_id, attempt, lease_token from rara.step_attempt
     union all
@@ -828,10 +817,9 @@ select s.workflow_run_id::text, c.step_run_id::text,
                           'sequence', c.sequence)::text as facts,
        count(*) over () as total
   from rara.checkpoint c
-  left join rara.step_run s on s.step_run_id = c.step_run_id
+  join rara.step_run s on s.step_run_id = c.step_run_id
   left join granted g on g.step_run_id = c.step_run_id and g.attempt = c.attempt and g.lease_token = c.lease_token
- where c.stored_at >= ($2::date)::timestamp at time zone 'UTC'
-   and (g.step_run_id is null or s.idempotency_key is distinct from c.idempotency_key
+ where (g.step_run_id is null or s.idempotency_key <> c.idempotency_key
         or not exists (select
                          from rara.step_event e
                         where e.granted_on = g.granted_on and e.step_run_id = c.step_run_id
@@ -889,13 +877,6 @@ select d.workflow_run_id::text, d.step_run_id::text, jsonb_build_object('deadlin
  limit $1::int;
 
 -- ---------------------------------------------------------------- what the checker asks besides
-
--- name: check_kept_from
--- The first day (UTC) whose history is whole: that of the oldest partition left.
-select coalesce(min(to_date(substring(c.relname from '_(\d{8})$'), 'YYYYMMDD')), 'infinity'::date) as kept_from
-  from pg_inherits i
-  join pg_class c on c.oid = i.inhrelid
- where i.inhparent = to_regclass('rara.step_event');
 
 -- name: check_definitions
 select definition, version, body from rara.definition;

@@ -26,7 +26,6 @@ class Needs(Enum):
     """What a rule's query asks for besides the limit."""
 
     NOTHING = auto()
-    KEPT_FROM = auto()  # the first day whose history is whole
     BUDGETS = auto()  # max_attempts by definition, version and step
     OVERDUE = auto()  # seconds after which recovery is too late; without them the rule is left out
 
@@ -88,8 +87,6 @@ class Report:
         return self.total == 0
 
 
-_KEPT, _BUDGETS, _OVERDUE = Needs.KEPT_FROM, Needs.BUDGETS, Needs.OVERDUE
-
 RULES: tuple[Rule, ...] = (
     # One owner finishes.
     Rule("step_in_two_places", "an open step stands in one place: ready, waiting or leased"),
@@ -106,16 +103,16 @@ RULES: tuple[Rule, ...] = (
     Rule("run_changed_after_close", "a closed run does not change, and closes once"),
     Rule("guard_missing", "the database refuses changes to what is closed"),
     # Attempts and the budget.
-    Rule("attempt_missing", "attempts count from 1 without a hole", _KEPT),
-    Rule("failures_miscounted", "failures count the attempts that spent the budget", _KEPT),
-    Rule("budget_overrun", "no step fails more often than its max_attempts", _BUDGETS),
+    Rule("attempt_missing", "attempts count from 1 without a hole"),
+    Rule("failures_miscounted", "failures count the attempts that spent the budget"),
+    Rule("budget_overrun", "no step fails more often than its max_attempts", Needs.BUDGETS),
     # Events are stored in order, once.
     Rule("event_of_unknown_attempt", "an event belongs to an attempt that was granted"),
-    Rule("event_count", "sequence numbers that never came are counted as gaps", _KEPT),
+    Rule("event_count", "sequence numbers that never came are counted as gaps"),
     Rule("event_after_terminal", "nothing follows an attempt's terminal event"),
     Rule("two_terminal_events", "an attempt has one terminal event at most"),
-    Rule("outcome_disagrees", "an attempt ended as its executor's last event says", _KEPT),
-    Rule("marks_without_events", "accepted and started are what stored events show", _KEPT),
+    Rule("outcome_disagrees", "an attempt ended as its executor's last event says"),
+    Rule("marks_without_events", "accepted and started are what stored events show"),
     # A run closes once, in the transaction of its last step.
     Rule("run_counters", "a run's counters are its steps' results"),
     Rule("run_total", "a run has all of its steps"),
@@ -138,18 +135,18 @@ RULES: tuple[Rule, ...] = (
     # Artifacts and lineage.
     Rule("manifest_without_blob", "every artifact's blob is stored with its size"),
     Rule("inline_mismatch", "inline bytes have the digest and size of their artifact"),
-    Rule("manifest_of_unknown_token", "a manifest belongs to an attempt that has ended", _KEPT),
+    Rule("manifest_of_unknown_token", "a manifest belongs to an attempt that has ended"),
     Rule("lineage_without_artifact", "lineage names artifacts of steps that succeeded"),
     Rule("manifest_without_lineage", "every artifact of a step that succeeded has lineage"),
     # Effects and checkpoints.
     Rule("effect_twice", "an effect is recorded once for its key and name"),
-    Rule("effect_of_unknown_token", "an effect was recorded under a token and key of its step", _KEPT),
-    Rule("checkpoint_of_unknown_token", "a checkpoint was stored under a token and key of its step", _KEPT),
+    Rule("effect_of_unknown_token", "an effect was recorded under a token and key of its step"),
+    Rule("checkpoint_of_unknown_token", "a checkpoint was stored under a token and key of its step"),
     Rule("key_of_two_steps", "an idempotency key belongs to one step and its retries"),
     # Recovery.
-    Rule("lease_not_reclaimed", "a lease that has expired is reclaimed", _OVERDUE),
-    Rule("wait_not_ended", "a step whose backoff is over becomes leasable", _OVERDUE),
-    Rule("deadline_not_kept", "a deadline closes what it belongs to", _OVERDUE),
+    Rule("lease_not_reclaimed", "a lease that has expired is reclaimed", Needs.OVERDUE),
+    Rule("wait_not_ended", "a step whose backoff is over becomes leasable", Needs.OVERDUE),
+    Rule("deadline_not_kept", "a deadline closes what it belongs to", Needs.OVERDUE),
 )
 
 
@@ -172,7 +169,6 @@ async def check(
         await connection.execute(query("check_settings"), str(int(statement_timeout_s * 1000)))
         arguments: dict[Needs, Sequence[object]] = {
             Needs.NOTHING: (),
-            Needs.KEPT_FROM: (await connection.fetchval(query("check_kept_from")),),
             Needs.BUDGETS: await _budgets(connection, max_attempts),
             Needs.OVERDUE: (overdue_s,),
         }
@@ -197,15 +193,12 @@ def _finding(rule: Rule, rows: Sequence[asyncpg.Record], took_s: float) -> Findi
 
 async def _budgets(
     connection: "Connection | asyncpg.Connection[asyncpg.Record]", default: int | None
-) -> tuple[list[str], list[int], list[str], list[int]]:
+) -> Sequence[object]:
     """max_attempts in four columns: definition, version, step, budget."""
-    columns: tuple[list[str], list[int], list[str], list[int]] = ([], [], [], [])
+    budgets = []
     async for row in connection.cursor(query("check_definitions")):
         for step in workflow_pb2.Definition.FromString(row["body"]).steps:
             budget = step.retry.max_attempts or default
             if budget is not None:
-                for column, value in zip(
-                    columns, (row["definition"], row["version"], step.step_name, budget), strict=True
-                ):
-                    column.append(value)
-    return columns
+                budgets.append((row["definition"], row["version"], step.step_name, budget))
+    return [list(column) for column in zip(*budgets, strict=True)] or [[], [], [], []]
