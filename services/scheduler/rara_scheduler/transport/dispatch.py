@@ -213,12 +213,12 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             session_id=session.session_id,
             scheduler_id=self._scheduler_id,
         )
-        await self._welcome(session, hello)
-        self._sessions.add(session)
         facts = {"executor_id": session.executor_id, "executor_name": session.executor_name}
-        log.info("session.opened", session_id=session.session_id, held=len(session.held), **facts)
         said_goodbye = False
         try:
+            await self._welcome(session, hello)
+            self._sessions.add(session)
+            log.info("session.opened", session_id=session.session_id, held=len(session.held), **facts)
             said_goodbye = await self._run(session, stream)
         finally:
             session.closing = True  # before anything else: no work goes to a stream that ends
