@@ -1,6 +1,6 @@
 """Operations that tell the test about each start and each effect, in files of their own.
 
-Input: {"folder": where the files are, "hold": attempts up to this one wait until the file `gate` is there}.
+Input: {"folder": where the files are, "hold": attempts up to this one wait until the file `gate-<attempt>` is there}.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ async def work(job: Job) -> Any:
     folder: str = job.input["folder"]
     note(folder, "starts", job)
     await job.progress(0.1, "started")
-    while job.attempt <= job.input.get("hold", 0) and not (Path(folder) / "gate").exists():
+    while job.attempt <= job.input.get("hold", 0) and not (Path(folder) / f"gate-{job.attempt}").exists():
         await asyncio.sleep(0.02)
     note(folder, "effects", job)
     return {"attempt": job.attempt, "token": job.lease_token}

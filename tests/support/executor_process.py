@@ -9,7 +9,13 @@ from support.running_executor import TESTS
 
 
 async def start_executor(
-    processes: Processes, address: str, folder: Path, *, name: str = "exec-1", slots: int = 2
+    processes: Processes,
+    address: str,
+    folder: Path,
+    *,
+    name: str = "exec-1",
+    slots: int = 2,
+    stop_s: float = 5.0,
 ) -> Process:
     """Start one and wait until it has connected. Each start needs no folder of its own: the process id tells apart."""
     return await processes.start(
@@ -18,7 +24,7 @@ async def start_executor(
             "rara-executor", "--scheduler", address, "--module", "support.case_handlers", "--name", name,
             "--dir", str(folder / name), "--slots", str(slots),
         ],
-        env={"PYTHONPATH": str(TESTS), "RARA_EXECUTOR_PRESTART": "1"},
+        env={"PYTHONPATH": str(TESTS), "RARA_EXECUTOR_PRESTART": "1", "RARA_EXECUTOR_STOP_S": str(stop_s)},
         ready=f"rara-executor {name} connected to {address}",
     )  # fmt: skip
 
