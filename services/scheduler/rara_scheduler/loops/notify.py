@@ -11,6 +11,7 @@ log = structlog.get_logger(__name__)
 _CHANNEL = "rara_work"
 _SPACING_S = 0.05  # at most 20 a second: each notifying commit takes a lock that all of them share
 _CHECK_S = 2.0
+_ANSWER_S = 1.5
 _LONGEST_WAIT_S = 5.0
 
 # What the driver raises when a connection ends under it; the last one when that happens in the middle of a reply.
@@ -67,17 +68,13 @@ class NotifyLoop:
                 connection.terminate()
 
     async def _serve(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-        idle_s = 0.0
         while not connection.is_closed():
             try:
                 async with asyncio.timeout(_CHECK_S):
                     await self._wanted.wait()
             except TimeoutError:
                 # A path that swallows everything shows itself only when something is asked of it.
-                idle_s += _CHECK_S
-                if idle_s >= 15 * _CHECK_S:
-                    idle_s = 0.0
-                    await connection.execute("select 1")  # asyncpg fails on the answer to an empty query
+                await connection.execute("select 1", timeout=_ANSWER_S)  # it fails on an empty query's answer
                 continue
             self._wanted.clear()
             await connection.execute(f"notify {_CHANNEL}")
