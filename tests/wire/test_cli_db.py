@@ -1,7 +1,15 @@
 """`rara db` against real databases."""
 
+import hashlib
+import json
+from pathlib import Path
+
+import asyncpg
 import pytest
+from rara_scheduler.store.check import RULES
 from support.command_line import rara
+from support.mixed_history import BIG, mixed_history
+from support.store_world import store_world
 
 
 async def test_status_and_migrate_bring_an_empty_database_up_to_date(empty_database_url: str) -> None:
@@ -40,3 +48,71 @@ async def test_a_database_that_is_not_there_is_3(empty_database_url: str) -> Non
     url = f"{head.rpartition('/')[0]}/missing?{query}"
     result = await rara("db", "status", "--database-url", url)
     assert (result.code, "DATABASE_NOT_FOUND" in result.err) == (3, True)
+
+
+async def test_a_check_names_what_is_broken_and_exits_with_7(database_url: str, tmp_path: Path) -> None:
+    where = ("db", "check", "--database-url", database_url)
+    async with store_world(database_url) as world:
+        history = await mixed_history(world)
+        clean = await rara(*where, "--overdue", "1h", "--max-attempts", "3")
+        assert (clean.err, clean.code) == ("", 0)
+        assert clean.out == f"history breaks none of {len(RULES)} rules\n"
+
+        await world.raw.execute(
+            "update rara.workflow_run set steps_total = steps_total + 1 where ended_at is null"
+        )
+        await world.raw.execute("delete from rara.ready where step_run_id = $1", history.ids["fresh.b"])
+        broken = await rara(*where)
+        assert broken.code == 7
+        assert [line.split()[:3] for line in broken.lines if line.startswith("step_nowhere")] == [
+            ["step_nowhere", history.ids["fresh"], history.ids["fresh.b"]]
+        ]
+        assert "run_total: 3 against: a run has all of its steps\n" in broken.err
+        document = (await rara(*where, "-o", "json", "--limit", "1")).json
+        assert (document["is_clean"], document["total"]) == (False, 4)
+        assert {rule["name"]: rule["total"] for rule in document["rules"] if rule["total"]} == {
+            "run_total": 3,
+            "step_nowhere": 1,
+        }
+        assert len(document["violations"]) == 2
+        lines = (await rara(*where, "-o", "jsonl")).lines
+        assert {json.loads(line)["rule"] for line in lines} == {"run_total", "step_nowhere"}
+        assert (await rara(*where, "-o", "name")).lines == ["step_nowhere", "run_total"]
+
+
+async def test_a_check_reads_blobs_and_compares_their_bytes(database_url: str, tmp_path: Path) -> None:
+    where = ("db", "check", "--database-url", database_url, "--blobs", f"file://{tmp_path}", "-o", "json")
+    digest = hashlib.sha256(BIG).hexdigest()
+    async with store_world(database_url) as world:
+        await mixed_history(world)
+        missing = await rara(*where)
+        assert missing.code == 7
+        assert [(v["rule"], v["facts"]["sha256"]) for v in missing.json["violations"]] == [
+            ("blob_bytes", digest)
+        ]
+        blob = tmp_path / "sha256" / digest[:2] / digest[2:]
+        blob.parent.mkdir(parents=True)
+        blob.write_bytes(BIG)
+        assert (await rara(*where)).json["is_clean"]
+        blob.write_bytes(BIG.upper())
+        assert (await rara(*where)).code == 7
+    nowhere = await rara("db", "check", "--database-url", database_url, "--blobs", str(tmp_path / "none"))
+    assert (nowhere.code, "does not exist" in nowhere.err) == (2, True)
+
+
+async def test_a_check_needs_this_versions_schema_and_ends_after_its_timeout(
+    empty_database_url: str, database_url: str
+) -> None:
+    result = await rara("db", "check", "--database-url", empty_database_url)
+    assert result.code == 5
+    assert result.err.startswith("rara: SCHEMA_TOO_OLD: ")
+    assert "rara db migrate" in result.err
+    blocker = await asyncpg.connect(database_url)
+    try:
+        async with blocker.transaction():
+            await blocker.execute("lock table rara.lineage")
+            result = await rara("db", "check", "--database-url", database_url, "--timeout", "0.2")
+    finally:
+        await blocker.close()
+    assert result.code == 8
+    assert result.err.startswith("rara: CHECK_TIMEOUT: ")

@@ -24,7 +24,7 @@ from rara_cli.session import Session
         ),
         "artifact": ("rara_cli.commands.artifact:artifact", "list, get and print what runs produced"),
         "executor": ("rara_cli.commands.executor:executor", "list executors"),
-        "db": ("rara_cli.commands.db:db", "migrate the database, show where it stands"),
+        "db": ("rara_cli.commands.db:db", "migrate and check the database, show where it stands"),
         "dev": ("rara_cli.commands.dev:dev", "all of Rara on this machine, and the demo"),
         "ps": ("rara_cli.commands.run:list_runs", "short for: run list"),
         "watch": ("rara_cli.commands.run:watch", "short for: run watch"),
@@ -33,7 +33,8 @@ from rara_cli.session import Session
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done, 1 unexpected, 2 usage, 3 not found, 4 not allowed, 5 refused, 6 unreachable, "
-    "8 still going after --timeout, 10 run failed, 11 run cancelled, 12 deadline exceeded, 130 interrupted.",
+    "7 promise broken, 8 still going after --timeout, 10 run failed, 11 run cancelled, 12 deadline exceeded, "
+    "130 interrupted.",
 )
 @click.version_option(__version__, prog_name="rara", message="%(prog)s %(version)s")
 @click.pass_context

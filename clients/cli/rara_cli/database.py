@@ -24,7 +24,7 @@ except ImportError as error:
 async def migrate_database(session: Session, database_url: str) -> None:
     """Apply what is missing, and say what that was."""
     wait_s = session.timeout_s if session.timeout_s is not None else 60.0
-    async with _faults():
+    async with database_faults():
         await pooler.require_sessions(database_url)  # the lock against a second migration lives in a session
         applied = await migrate.migrate(database_url, wait_s=wait_s)
     if session.output == "json":
@@ -38,7 +38,7 @@ async def migrate_database(session: Session, database_url: str) -> None:
 
 async def show_status(session: Session, database_url: str) -> None:
     """Every migration, and whether the database has it."""
-    async with _faults():
+    async with database_faults():
         found = await migrate.status(database_url)
     rows = [_status_row(item.version, item.name, "applied", item.applied_at) for item in found.applied]
     rows += [_status_row(item.version, item.name, "pending", None) for item in found.pending]
@@ -73,7 +73,7 @@ def _row(session: Session, row: Json) -> None:
 
 
 @asynccontextmanager
-async def _faults() -> AsyncGenerator[None, None]:
+async def database_faults() -> AsyncGenerator[None, None]:
     """What the database or its driver says, as an end of the command. Never shows the URL: it may hold a password."""
     try:
         yield

@@ -17,6 +17,7 @@ class Exit(IntEnum):
     NOT_ALLOWED = 4  # not signed in, or not allowed
     REFUSED = 5  # the state forbids it, or a schema, secret or other rule
     UNREACHABLE = 6
+    PROMISE_BROKEN = 7  # `rara db check` found what may never be
     STILL_GOING = 8  # when --timeout ended
     RUN_FAILED = 10
     RUN_CANCELLED = 11

@@ -1,11 +1,12 @@
-"""`rara db`: bring the database to this version's schema, and see where it stands."""
+"""`rara db`: bring the database to this version's schema, see where it stands, check its history."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from rara_cli.options import Group, pass_session
+from rara_cli.options import Group, Seconds, pass_session
 from rara_cli.session import Session
 
 
@@ -19,9 +20,16 @@ def _database_url(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+class _Folder(click.Path):
+    """A folder that is there, by its path or as the address that RARA_BLOB_STORE has."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(str(value).removeprefix("file://"), param, ctx)
+
+
 @click.group(cls=Group)
 def db() -> None:
-    """Migrate the database, or show where it stands."""
+    """Migrate or check the database, or show where it stands."""
 
 
 @db.command()
@@ -42,3 +50,48 @@ async def status(session: Session, database_url: str) -> None:
     from rara_cli.database import show_status
 
     await show_status(session, database_url)
+
+
+@db.command()
+@_database_url
+@click.option(
+    "--blobs",
+    type=_Folder(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Read every blob there, too, and compare it with its digest.",
+)
+@click.option(
+    "--overdue",
+    "overdue_s",
+    type=Seconds(),
+    help="Also report leases, waits and deadlines that nobody served for so long.",
+)
+@click.option(
+    "--max-attempts",
+    envvar="RARA_RETRY_MAX_ATTEMPTS",
+    type=click.IntRange(1),
+    help="Of steps whose definition does not say; else they are left out.  [env: RARA_RETRY_MAX_ATTEMPTS]",
+)
+@click.option(
+    "--limit", type=click.IntRange(1), default=20, help="Most violations listed of a rule.  [default: 20]"
+)
+@pass_session
+async def check(
+    session: Session,
+    database_url: str,
+    blobs: Path | None,
+    overdue_s: float | None,
+    max_attempts: int | None,
+    limit: int,
+) -> int:
+    """Hold the stored history against every promise.
+
+    Reads one snapshot and changes nothing, so that it may be run beside schedulers at work. --timeout bounds each
+    query. Exits with 7 when a promise is broken.
+    """
+    from rara_cli import database, dbcheck
+
+    async with database.database_faults():
+        return await dbcheck.check_history(
+            session, database_url, blobs=blobs, overdue_s=overdue_s, max_attempts=max_attempts, limit=limit
+        )

@@ -8,7 +8,7 @@ by `limit`, however long the history.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -16,6 +16,7 @@ import asyncpg
 import orjson
 from rara.v1 import workflow_pb2
 
+from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.store.database import Connection
 from rara_scheduler.store.queries import query
 
@@ -32,7 +33,7 @@ class Needs(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that must hold. Its query is `check_<name>`."""
+    """One thing that must hold. The query of each in RULES is `check_<name>`."""
 
     name: str
     promise: str
@@ -149,6 +150,9 @@ RULES: tuple[Rule, ...] = (
     Rule("deadline_not_kept", "a deadline closes what it belongs to", Needs.OVERDUE),
 )
 
+BLOB_BYTES = Rule("blob_bytes", "a stored blob has the size and digest of its name")
+_BLOB_PAGE = 500
+
 
 async def check(
     connection: "Connection | asyncpg.Connection[asyncpg.Record]",
@@ -202,3 +206,31 @@ async def _budgets(
             if budget is not None:
                 budgets.append((row["definition"], row["version"], step.step_name, budget))
     return [list(column) for column in zip(*budgets, strict=True)] or [[], [], [], []]
+
+
+async def check_blob_bytes(
+    connection: "Connection | asyncpg.Connection[asyncpg.Record]",
+    verify: Callable[[BlobDigest], Awaitable[bool]],
+    *,
+    limit: int = DEFAULT_LIMIT,
+) -> Finding:
+    """Read every blob that history names. verify: False when its bytes are missing or have changed.
+
+    In short transactions, since the reading may take hours; a blob that went meanwhile is none of its business.
+    """
+    began = time.monotonic()
+    found: list[Violation] = []
+    total = 0
+    after = ""
+    while page := await connection.fetch(query("check_blobs"), after, _BLOB_PAGE):
+        for row in page:
+            after = row["sha256"]
+            if await verify(BlobDigest(after, row["size_bytes"])):
+                continue
+            if await connection.fetchval(query("get_blob"), after) is None:
+                continue
+            total += 1
+            if total <= limit:
+                facts = {"sha256": after, "size_bytes": row["size_bytes"]}
+                found.append(Violation(BLOB_BYTES.name, "", "", facts))
+    return Finding(BLOB_BYTES, total, tuple(found), time.monotonic() - began)
