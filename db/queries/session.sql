@@ -22,6 +22,21 @@ select true
  where executor_id = $1::uuid and scheduler_id <> $2::uuid and ended_at is null
    and last_seen_at > now() - make_interval(secs => $3::float8);
 
+-- name: withdraw_capabilities
+-- What the session $2 of executor $1 refused (kind $3, version $4) it offers no more, until its next session.
+update rara.executor x
+   set capabilities = (
+       select coalesce(jsonb_agg(jsonb_set(c.one, '{versions}', v.kept) order by c.n), '[]')
+         from jsonb_array_elements(x.capabilities) with ordinality c(one, n)
+        cross join lateral (
+              select jsonb_agg(has.version order by has.n) as kept
+                from jsonb_array_elements_text(c.one -> 'versions') with ordinality has(version, n)
+               where (c.one ->> 'kind', has.version) not in (
+                     select kind, version from unnest($3::text[], $4::text[]) refused(kind, version))
+              ) v
+        where v.kept is not null)
+ where x.executor_id = $1::uuid and x.session_id = $2::uuid;
+
 -- name: drain_executor
 update rara.executor set draining = true where executor_id = $1::uuid returning executor_id::text;
 

@@ -54,6 +54,7 @@ class Session:
         default_factory=dict
     )  # beats in a row that left out a token we think it holds
     unserved: set[tuple[str, str]] = field(default_factory=set)  # kinds and versions that it refused
+    withdrawn: set[tuple[str, str]] = field(default_factory=set)  # those of them that its row offers no more
     heartbeat_number: int = 0  # the newest received
     answered: int = 0  # the newest of our answers that it has received
     renewed: int = 0  # the newest heartbeat whose renewal is committed

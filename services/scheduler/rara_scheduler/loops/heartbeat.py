@@ -170,6 +170,10 @@ class HeartbeatLoop:
             if self._clock() - s.last_heartbeat_at <= 2 * self._heartbeat_s
         ]
         alive = await self._store.seen(noted)
+        for one in self._sessions:
+            if refused := one.unserved - one.withdrawn:
+                await self._store.withdraw(one.executor_id, one.session_id, sorted(refused))
+                one.withdrawn |= refused
         for executor_id, session_id, _, _ in noted:
             session = self._sessions.get(executor_id)
             if session is None or session.session_id != session_id:

@@ -87,6 +87,17 @@ class SessionStore:
                 await connection.fetchval(query("lives_elsewhere"), executor_id, scheduler_id, within_s)
             )
 
+    async def withdraw(self, executor_id: str, session_id: str, refused: Sequence[tuple[str, str]]) -> None:
+        """Take kinds and versions that this session refused out of what its executor is known to offer."""
+        async with self._database.connection(Lane.ENGINE) as connection:
+            await connection.execute(
+                query("withdraw_capabilities"),
+                executor_id,
+                session_id,
+                [kind for kind, _ in refused],
+                [version for _, version in refused],
+            )
+
     async def drain(self, executor_id: str) -> bool:
         """Remember that an operator wants this executor drained. False: there is none of that id."""
         async with self._database.connection() as connection:
