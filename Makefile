@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PACKAGING := pyproject.toml requirements/installer.lock scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-crash up test soak check proto lock clean
+.PHONY: help setup demo demo-crash up test soak chaos check proto lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,8 +29,14 @@ test: $(VENV)/.dev ## all tests but the long ones; ARGS="..." goes to pytest
 	@scripts/test.sh -m "not soak" $(PARALLEL) $(ARGS)
 
 ROUNDS := 20
+chaos: setup ## a stack under load and random faults, then the verdict; DURATION=60 (seconds) SEED=... EVERY=3
+	@$(RUN)/python -m rara_chaos --duration $(or $(DURATION),60) --every $(or $(EVERY),3) $(if $(SEED),--seed $(SEED))
+
 soak: $(VENV)/.dev ## the long tests, then the fault tests ROUNDS times in a row (20)
 	@scripts/soak.sh $(ROUNDS) $(PARALLEL) $(ARGS)
+
+compose-test: $(VENV)/.dev ## images and compose file on a container engine, through kills, cuts and restarts
+	@scripts/compose-test.sh $(ARGS)
 
 check: $(VENV)/.dev ## style, types, generated code, contract, migrations
 	$(RUN)/ruff check

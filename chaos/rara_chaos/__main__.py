@@ -27,7 +27,7 @@ _LOOK_S = 0.5
 _CALLERS = 8
 
 
-async def run(seed: int, duration_s: float, stack: Stack) -> Report:
+async def run(seed: int, duration_s: float, every_s: float, stack: Stack) -> Report:
     """The whole of it; the stack is started and stopped by the caller."""
     began = time.monotonic()
 
@@ -41,7 +41,7 @@ async def run(seed: int, duration_s: float, stack: Stack) -> Report:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run(_CALLERS), name="load")
             try:
-                await injector.run(schedule(seed, duration_s))
+                await injector.run(schedule(seed, duration_s, every_s))
                 await asyncio.sleep(max(0.0, began + duration_s - time.monotonic()))
             finally:
                 load.stopping.set()
@@ -91,18 +91,18 @@ async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _main(seed: int, duration_s: float, folder: Path) -> bool:
+async def _main(seed: int, duration_s: float, every_s: float, folder: Path) -> bool:
     if (this := asyncio.current_task()) is not None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     async with Stack(folder) as stack:
-        report = await run(seed, duration_s, stack)
+        report = await run(seed, duration_s, every_s, stack)
     print("\n".join(report.lines()))
     if report.never:
         print("never injected: " + ", ".join(report.never))
     if not report.is_good:
         print(f"logs: {folder}")
-        print(f"again: make chaos SEED={seed} DURATION={duration_s:g}")
+        print(f"again: make chaos SEED={seed} DURATION={duration_s:g} EVERY={every_s:g}")
     print(report.json(), flush=True)
     return report.is_good
 
@@ -112,8 +112,11 @@ async def _main(seed: int, duration_s: float, folder: Path) -> bool:
 @click.option(
     "--duration", "duration_s", type=float, default=60.0, show_default=True, help="Seconds of faults."
 )
+@click.option(
+    "--every", "every_s", type=float, default=3.0, show_default=True, help="Seconds between faults."
+)
 @click.option("--keep", is_flag=True, help="Keep the folder with database, logs and ledger.")
-def main(seed: int | None, duration_s: float, keep: bool) -> None:
+def main(seed: int | None, duration_s: float, every_s: float, keep: bool) -> None:
     """Put a stack under faults, and judge what it did by its promises."""
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     print(f"seed {seed}, {duration_s:g} s", flush=True)
@@ -121,7 +124,7 @@ def main(seed: int | None, duration_s: float, keep: bool) -> None:
     folder.chmod(0o711)  # as root, PostgreSQL runs as another account
     is_good = False
     try:
-        is_good = asyncio.run(_main(seed, duration_s, folder))
+        is_good = asyncio.run(_main(seed, duration_s, every_s, folder))
     except asyncio.CancelledError:
         print(f"stopped; logs: {folder}")
         sys.exit(130)

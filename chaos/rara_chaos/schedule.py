@@ -56,7 +56,6 @@ _HOLD_S: dict[Kind, tuple[float, float]] = {
 }
 _FIRST_S = 2.0  # the load is under way
 _LAST_S = 1.0  # before the end, so that the last ones bite too
-_SPACING_S = 3.0  # between two faults, in the mean, where there is time
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +68,14 @@ class Fault:
     hold_s: float
 
 
-def schedule(seed: int, duration_s: float) -> list[Fault]:
-    """All faults of a run, in order. Every kind is dealt once before any is dealt again."""
+def schedule(seed: int, duration_s: float, every_s: float) -> list[Fault]:
+    """All faults of a run, in order. Every kind is dealt once before any is dealt again.
+
+    every_s: between two faults, in the mean, where there is time for that.
+    """
     draw = random.Random(f"schedule {seed}")
     room_s = max(duration_s - _FIRST_S - _LAST_S, 1.0)
-    decks = max(1, round(room_s / (_SPACING_S * len(Kind))))
+    decks = max(1, round(room_s / (every_s * len(Kind))))
     kinds: list[Kind] = []
     for _ in range(decks):
         deck = list(Kind)

@@ -6,7 +6,9 @@ the database through `database_links[s]`.
 
 import asyncio
 import contextlib
+import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -37,8 +39,16 @@ TIMINGS: Final[Mapping[str, str]] = {
     "RARA_CALL_CONNECTIONS": "3",
     "RARA_ENGINE_CONNECTIONS": "4",
 }
+_POSTGRES: Final[Mapping[str, str]] = {
+    "max_connections": "60",
+    "fsync": "off",  # processes are killed, never the machine: what was written stays written
+    "full_page_writes": "off",
+}
+_PORTS: Final = (15_000, 32_000)  # below the kernel's own
 _READY_S = 60.0  # a start may meet any fault
 _STOP_S = 15.0
+_STARTS = 5  # in a row, before a service counts as hopeless
+_LOOK_S = 0.1
 
 
 @dataclass(slots=True)
@@ -46,7 +56,7 @@ class Crash:
     """A process that ended unasked."""
 
     name: str
-    code: int
+    code: int | None  # None: it never became ready
     report: str
 
 
@@ -65,11 +75,10 @@ class Service:
         self.command = command
         self.turn = asyncio.Lock()  # one fault of it at a time
         self.kills: list[float] = []  # wall time
-        self.starts = 0
         self._processes = processes
         self._crashes = crashes
         self._process: Process | None = None
-        self._is_asked = False
+        self._asked: Process | None = None  # to end
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -84,28 +93,37 @@ class Service:
 
     async def start(self) -> str:
         """Start it and wait until it is ready; what its ready line names."""
-        self._is_asked = False
-        self.starts += 1
-        command = account.command([sys.executable, "-m", self.command.module], None, signal.SIGKILL)
-        self._process = await self._processes.start(self.command.name, command, env=self.command.env)
-        self._watch = asyncio.create_task(self._notice(self._process), name=f"watch {self.command.name}")
-        return (await self._process.expect_line(self.command.ready, _READY_S)).group(1)
+        for tries in range(_STARTS):
+            command = account.command([sys.executable, "-m", self.command.module], None, signal.SIGKILL)
+            process = self._process = await self._processes.start(
+                self.command.name, command, env=self.command.env
+            )
+            try:
+                ready = await process.expect_line(self.command.ready, _READY_S)
+            except AssertionError:
+                self._crashed(process)
+                if tries + 1 == _STARTS:
+                    raise
+                continue
+            self._watch = asyncio.create_task(self._notice(process), name=f"watch {self.command.name}")
+            return ready.group(1)
+        raise AssertionError("unreachable")
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
-        self._is_asked = True
+        self._asked = self._process
         self.kills.append(time.time())
         self.process.kill()
         await self.process.wait()
 
     async def stop(self) -> int:
         """SIGTERM, and wait until it is gone; its exit code."""
-        self._is_asked = True
+        self._asked = self._process
         return await self.process.stop(_STOP_S)
 
     async def end(self) -> None:
         """Stop it for good."""
-        self._is_asked = True
+        self._asked = self._process
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -117,11 +135,15 @@ class Service:
 
     async def _notice(self, process: Process) -> None:
         while process.returncode is None:
-            await asyncio.sleep(0.1)
-        if self._is_asked or process is not self._process:
-            return
-        self._crashes.append(Crash(self.command.name, process.returncode, process.report()))
-        await self.start()
+            await asyncio.sleep(_LOOK_S)
+        async with self.turn:
+            if process is self._process and process is not self._asked:
+                self._crashed(process)
+                await self.start()
+
+    def _crashed(self, process: Process) -> None:
+        code = process.returncode
+        self._crashes.append(Crash(self.command.name, code, process.report()))
 
 
 @dataclass(slots=True)
@@ -176,9 +198,7 @@ class Stack:
         ]
 
     async def _start(self) -> None:
-        self.postgres = EmbeddedPostgres(
-            self.folder / "postgres", settings={"max_connections": "60", "idle_session_timeout": "0"}
-        )
+        self.postgres = EmbeddedPostgres(self.folder / "postgres", settings=_POSTGRES)
         self._exits.push_async_callback(self.postgres.stop)
         await self.postgres.start()
         processes = await self._exits.enter_async_context(Processes(self.logs))
@@ -199,16 +219,15 @@ class Stack:
         }
         ready = r"rara-scheduler listening on (\S+)"
         command = Command(
-            f"scheduler-{number}", "rara_scheduler", env | self._env("RARA_LISTEN", "127.0.0.1:0"), ready
+            f"scheduler-{number}",
+            "rara_scheduler",
+            env | self._env("RARA_LISTEN", f"127.0.0.1:{_lasting_port()}"),
+            ready,
         )
         service = Service(processes, command, self.crashes)
         self._exits.push_async_callback(service.end)
         self.schedulers.append(service)
-        address = await service.start()
-        self.addresses.append(address)
-        service.command = Command(
-            command.name, command.module, {**command.env, "RARA_LISTEN": address}, ready
-        )
+        self.addresses.append(await service.start())
 
     async def _add_executor(self, processes: Processes, number: int) -> None:
         ways = []
@@ -238,3 +257,16 @@ class Stack:
 
     def _env(self, name: str, value: str) -> dict[str, str]:
         return {**TIMINGS, **self.settings, name: value}
+
+
+def _lasting_port() -> int:
+    """A free port that stays free while its server is away.
+
+    One of those that the kernel gives away would not: it may become the near end of somebody's connection, even of
+    the one that a client then makes to itself.
+    """
+    while True:
+        port = random.randrange(*_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

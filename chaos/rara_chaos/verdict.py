@@ -11,7 +11,7 @@ import orjson
 from rara_scheduler.store.check import check
 
 from rara_chaos import ledger
-from rara_chaos.ledger import What
+from rara_chaos.ledger import Entry, What
 from rara_chaos.load import Confirmed
 from rara_chaos.stack import Service
 
@@ -56,7 +56,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class _Activity:
+class Activity:
     """What one attempt wrote down."""
 
     first_s: float
@@ -76,7 +76,7 @@ async def judge(
             await _judge_runs(connection, confirmed, verdict)
             await _judge_open(connection, verdict)
             await _judge_ledger(connection, ledger_path, verdict)
-            attempts = await _attempts(connection)
+            attempts = await read_attempts(connection)
         for found in (await check(connection, overdue_s=_OVERDUE_S)).violations:
             verdict.violations.append(
                 f"{found.rule}: {found.workflow_run_id} {found.step_run_id} {found.facts}"
@@ -105,7 +105,7 @@ async def _judge_runs(connection: Connection, confirmed: Iterable[Confirmed], ve
             verdict.lost.append(f"run {run.workflow_run_id}")
         elif row["ended_at"] is not None:
             verdict.violations += _wrong_end(run, row["state"], row["cancel_reason"], stored)
-            verdict.violations += _wrong_values(run, outputs.get(run.workflow_run_id, {}))
+            verdict.violations += wrong_values(run, outputs.get(run.workflow_run_id, {}))
     for row in rows:
         if row["ended_at"] is None:
             verdict.stranded.append(f"run {row['workflow_run_id']} is {row['state']}")
@@ -142,7 +142,7 @@ async def _outputs(connection: Connection) -> dict[str, dict[str, Any]]:
     return outputs
 
 
-def _wrong_values(run: Confirmed, outputs: Mapping[str, Any]) -> list[str]:
+def wrong_values(run: Confirmed, outputs: Mapping[str, Any]) -> list[str]:
     values = run.shape.values(run.number)
     return [
         f"run {run.workflow_run_id} of {run.shape.name}: step {name} gave {output}, not {values[name]}"
@@ -161,13 +161,7 @@ async def _judge_open(connection: Connection, verdict: Verdict) -> None:
 
 
 async def _judge_ledger(connection: Connection, path: Path, verdict: Verdict) -> None:
-    by_key: dict[str, dict[int, _Activity]] = defaultdict(dict)
-    for entry in ledger.read(path):
-        attempts = by_key[entry.key]
-        activity = attempts.setdefault(entry.token, _Activity(entry.at_s, entry.at_s))
-        activity.last_s = max(activity.last_s, entry.at_s)
-        activity.starts += entry.what is What.START
-        activity.effects += entry.what is What.EFFECT
+    by_key = activities(ledger.read(path))
     recorded = {
         row["idempotency_key"]: row["lease_token"]
         for row in await connection.fetch(
@@ -175,14 +169,25 @@ async def _judge_ledger(connection: Connection, path: Path, verdict: Verdict) ->
         )
     }
     for key, attempts in by_key.items():
-        verdict.violations += _overlaps(key, attempts) + _wrong_effects(key, attempts, recorded.get(key))
+        verdict.violations += overlaps(key, attempts) + wrong_effects(key, attempts, recorded.get(key))
         done = sum(activity.effects for activity in attempts.values())
         verdict.effects += min(done, 1)
         verdict.effects_repeated += max(done - 1, 0)
     verdict.violations += await _wrong_charges(connection, recorded)
 
 
-def _overlaps(key: str, attempts: Mapping[int, _Activity]) -> list[str]:
+def activities(entries: Iterable[Entry]) -> dict[str, dict[int, Activity]]:
+    """By idempotency key and lease token."""
+    by_key: dict[str, dict[int, Activity]] = defaultdict(dict)
+    for entry in entries:
+        activity = by_key[entry.key].setdefault(entry.token, Activity(entry.at_s, entry.at_s))
+        activity.last_s = max(activity.last_s, entry.at_s)
+        activity.starts += entry.what is What.START
+        activity.effects += entry.what is What.EFFECT
+    return by_key
+
+
+def overlaps(key: str, attempts: Mapping[int, Activity]) -> list[str]:
     """An attempt has ended before the next one of the same work begins, and begins once."""
     found = [
         f"{key}: the handler of token {token} was started {activity.starts} times"
@@ -199,7 +204,7 @@ def _overlaps(key: str, attempts: Mapping[int, _Activity]) -> list[str]:
     return found
 
 
-def _wrong_effects(key: str, attempts: Mapping[int, _Activity], recorded: int | None) -> list[str]:
+def wrong_effects(key: str, attempts: Mapping[int, Activity], recorded: int | None) -> list[str]:
     """What was recorded was done, once by its attempt, and by none after it."""
     found = [
         f"{key}: token {token} did the effect {activity.effects} times"
@@ -233,7 +238,8 @@ async def _wrong_charges(connection: Connection, recorded: Mapping[str, int]) ->
     return found
 
 
-async def _attempts(connection: Connection) -> list[Attempt]:
+async def read_attempts(connection: Connection) -> list[Attempt]:
+    """Every grant that has ended, in the order of steps and attempts."""
     rows = await connection.fetch(
         "select a.*, coalesce(e.executor_name, '') as executor from ("
         " select step_run_id, attempt, executor_id, reason, granted_at, started_at, ended_at from rara.step_attempt"

@@ -1,0 +1,25 @@
+"""The chaos runner's schedule: nothing is left out, and the seed is all that it depends on."""
+
+from collections import Counter
+
+import pytest
+from rara_chaos.schedule import Kind, schedule
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    assert schedule(7, 60, 3) == schedule(7, 60, 3)
+    assert schedule(7, 60, 3) != schedule(8, 60, 3)
+
+
+@pytest.mark.parametrize(("duration_s", "every_s"), [(5, 3), (60, 3), (600, 3), (60, 1)])
+def test_every_kind_comes_and_none_is_preferred(duration_s: float, every_s: float) -> None:
+    for seed in range(5):
+        faults = schedule(seed, duration_s, every_s)
+        assert len(set(Counter(fault.kind for fault in faults).values())) == 1
+        assert {fault.kind for fault in faults} == set(Kind)
+        assert all(0 < fault.at_s < duration_s for fault in faults)
+        assert [fault.at_s for fault in faults] == sorted(fault.at_s for fault in faults)
+
+
+def test_a_longer_run_has_more_faults() -> None:
+    assert len(schedule(1, 600, 3)) == pytest.approx(600 / 3, rel=0.2)

@@ -1,0 +1,80 @@
+"""The chaos runner's verdict finds what it is there to find."""
+
+from pathlib import Path
+
+from rara_chaos.ledger import Entry, What, read
+from rara_chaos.load import Confirmed
+from rara_chaos.shapes import BY_NAME, SHAPES
+from rara_chaos.verdict import Activity, activities, overlaps, wrong_effects, wrong_values
+
+
+def entry(what: What, token: int, at_s: float) -> Entry:
+    return Entry(what, "key", "step", token, 1, 1, at_s)
+
+
+def of(*entries: Entry) -> dict[int, Activity]:
+    return activities(entries)["key"]
+
+
+def test_attempts_one_after_the_other_are_right() -> None:
+    found = of(
+        entry(What.START, 1, 1.0),
+        entry(What.EFFECT, 1, 2.0),
+        entry(What.START, 5, 3.0),
+        entry(What.EFFECT, 5, 4.0),
+        entry(What.END, 5, 4.1),
+    )
+    assert overlaps("key", found) == []
+    assert wrong_effects("key", found, 5) == []
+    assert wrong_effects("key", found, None) == []
+
+
+def test_a_handler_at_work_after_the_next_began_is_found() -> None:
+    found = of(entry(What.START, 1, 1.0), entry(What.START, 5, 3.0), entry(What.TICK, 1, 3.2))
+    assert overlaps("key", found) == ["key: token 1 was at work 0.20 s after token 5 had begun"]
+
+
+def test_a_handler_that_outlives_two_successors_is_found() -> None:
+    found = of(
+        entry(What.START, 1, 1.0),
+        entry(What.TICK, 1, 9.0),
+        entry(What.START, 5, 3.0),
+        entry(What.START, 6, 8.0),
+    )
+    assert len(overlaps("key", found)) == 2
+
+
+def test_a_token_that_starts_twice_is_found() -> None:
+    found = of(entry(What.START, 1, 1.0), entry(What.START, 1, 1.5))
+    assert overlaps("key", found) == ["key: the handler of token 1 was started 2 times"]
+
+
+def test_effects_that_should_not_be_are_found() -> None:
+    found = of(
+        entry(What.START, 1, 1.0),
+        entry(What.EFFECT, 1, 2.0),
+        entry(What.START, 2, 3.0),
+        entry(What.EFFECT, 2, 4.0),
+    )
+    assert wrong_effects("key", found, 1) == ["key: token 2 did the effect again that token 1 had recorded"]
+    assert wrong_effects("key", found, 3) == ["key: the recorded effect of token 3 was never done"]
+    twice = of(entry(What.START, 1, 1.0), entry(What.EFFECT, 1, 2.0), entry(What.EFFECT, 1, 2.1))
+    assert wrong_effects("key", twice, 1) == ["key: token 1 did the effect 2 times"]
+
+
+def test_a_wrong_result_is_found() -> None:
+    run = Confirmed("run", BY_NAME["chaos-chain"], 4)
+    right = {name: {"value": value} for name, value in run.shape.values(4).items()}
+    assert wrong_values(run, right) == []
+    assert len(wrong_values(run, right | {"b": {"value": 1}})) == 1
+    assert len(wrong_values(run, right | {"b": {}})) == 1
+
+
+def test_every_shape_has_a_definition() -> None:
+    for shape in SHAPES:
+        assert [step.step_name for step in shape.definition().steps] == list(shape.steps)
+        assert set(shape.values(3)) == set(shape.steps)
+
+
+def test_a_ledger_that_was_never_begun_is_empty(tmp_path: Path) -> None:
+    assert list(read(tmp_path / "none")) == []
