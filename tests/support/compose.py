@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "docker-compose.yml"
 OPERATIONS = Path(__file__).with_name("container_operations.py")
 TIMEOUT_S = 180.0
+HEALTHY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Container:
     service: str
     number: int
     is_running: bool
+    health: str
     exit_code: int
     pid: int
     restarts: int
@@ -72,6 +74,15 @@ class ComposeProject:
         shown = json.loads(await docker("inspect", *found.split()))
         return sorted((_container(one, label) for one in shown), key=lambda one: one.number)
 
+    async def until_healthy(self, service: str, count: int) -> None:
+        """Wait until so many of its containers run and pass their check."""
+        async with asyncio.timeout(HEALTHY_S):
+            while True:
+                found = await self.containers(service)
+                if sum(one.is_running and one.health == "healthy" for one in found) == count == len(found):
+                    return
+                await asyncio.sleep(0.2)
+
     async def events(self, container: Container) -> list[dict[str, Any]]:
         """The lines of its log that are JSON, all starts together."""
         text = await docker("logs", container.id)
@@ -105,9 +116,13 @@ async def docker(*arguments: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def project(folder: Path) -> AsyncIterator[ComposeProject]:
+async def project(
+    folder: Path, scheduler_env: Mapping[str, str] | None = None
+) -> AsyncIterator[ComposeProject]:
     """A project that is not started yet; its executors also offer the operations of this package."""
-    made = ComposeProject(folder, _with_operations(folder))
+    overrides = _with_operations(folder)
+    overrides["services"]["scheduler"] = {"environment": dict(scheduler_env or {})}
+    made = ComposeProject(folder, overrides)
     try:
         yield made
     finally:
@@ -140,6 +155,7 @@ def _container(shown: Mapping[str, Any], label: str) -> Container:
         service=labels[f"{label}.service"],
         number=int(labels[f"{label}.container-number"]),
         is_running=state["Running"],
+        health=state.get("Health", {}).get("Status", ""),
         exit_code=state["ExitCode"],
         pid=state["Pid"],
         restarts=shown["RestartCount"],
