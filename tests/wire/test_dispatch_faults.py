@@ -60,6 +60,7 @@ async def test_after_a_cut_every_held_token_is_answered_and_the_rest_is_released
             acks = {ack.lease_token: (ack.sequence, list(ack.missing)) for ack in welcome.acks.acks}
             assert acks == {goes_on.lease_token: (5, [3, 4]), finished.lease_token: (3, [])}
             assert list(welcome.lost_lease_tokens) == [10_000]
+            await second.heartbeat([goes_on.lease_token])
             row = await world.until_step(never_arrived.step_run_id, "retryable_failed", "pending")
             assert (row["reason"], row["failures"]) == ("DISPATCH_LOST", 0)
             row = await world.until_step(accepted_only.step_run_id, "retryable_failed")
@@ -74,6 +75,27 @@ async def test_after_a_cut_every_held_token_is_answered_and_the_rest_is_released
                     assert job.lease.attempt == 2
                     await second.events(accepted(job.lease), running(job.lease), succeeded(job.lease))
                 await world.until_run(run_id, "succeeded")
+
+
+async def test_an_old_hello_that_is_read_late_takes_nothing_from_the_newer_session(
+    world: RunningScheduler, database_url: str, tmp_path: Path
+) -> None:
+    await world.define("one", {"a": {}})
+    run_id = await world.start("one")
+    async with (
+        running_scheduler(database_url, tmp_path, settle_s=0.0) as other,
+        world.executor() as newer,
+    ):
+        lease = (await newer.expect_job()).lease
+        await newer.events(accepted(lease), running(lease))
+        await newer.expect_ack(lease, 2)
+        async with other.executor(executor_id=newer.executor_id, credit=0, beat=False) as older:
+            # Welcome was sent after the comparison, and after it nothing more comes: it was an old one.
+            assert len(older.all("welcome")) == 1
+            await newer.events(succeeded(lease))
+            await newer.expect_ack(lease, 3)
+    assert await world.run_state(run_id) == "succeeded"
+    assert await world.raw.fetchval("select count(*) from rara.step_attempt") == 0
 
 
 async def test_a_cancel_asked_for_while_the_executor_is_away_meets_it_at_the_welcome(

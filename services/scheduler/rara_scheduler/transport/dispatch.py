@@ -216,10 +216,10 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         facts = {"executor_id": session.executor_id, "executor_name": session.executor_name}
         said_goodbye = False
         try:
-            await self._welcome(session, hello)
+            left_out = await self._welcome(session, hello)
             self._sessions.add(session)
             log.info("session.opened", session_id=session.session_id, held=len(session.held), **facts)
-            said_goodbye = await self._run(session, stream)
+            said_goodbye = await self._run(session, stream, left_out)
         finally:
             session.closing = True  # before anything else: no work goes to a stream that ends
             self._sessions.remove(session)
@@ -236,8 +236,8 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             # Only what people see: the leases do not depend on it, and `last_seen_at` tells as well.
             log.warning("session.end_not_noted", executor_id=session.executor_id, error=str(fault))
 
-    async def _welcome(self, session: Session, hello: dispatch_pb2.Hello) -> None:
-        """Compare inventories, and answer every held token."""
+    async def _welcome(self, session: Session, hello: dispatch_pb2.Hello) -> list[HeldLease]:
+        """Compare inventories, and answer every held token. Returns the leases that the executor has left out."""
         leases = {lease.lease_token: lease for lease in await self._store.leases(session.executor_id)}
         listed = {job.lease.lease_token: job for job in hello.held_jobs}
         closed = await self._store.closed(
@@ -272,9 +272,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             else:
                 welcome.lost_lease_tokens.append(token)
         session.send(dispatch_pb2.ConnectResponse(welcome=welcome))
-        for token, lease in leases.items():
-            if token not in listed:
-                self._release(lease)
+        return [lease for token, lease in leases.items() if token not in listed]
 
     def _release(self, lease: HeldLease) -> None:
         """The executor does not hold it: it never arrived, or it is gone with a process."""
@@ -295,8 +293,12 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 )
             )
 
-    async def _run(self, session: Session, stream: FrameStream) -> bool:
-        """Read and write until one side ends. True: the executor said goodbye."""
+    async def _run(self, session: Session, stream: FrameStream, left_out: list[HeldLease]) -> bool:
+        """Read and write until one side ends. True: the executor said goodbye.
+
+        left_out: released when the executor speaks again in this session. Its Hello alone may be an old one, read
+        late: the executor is elsewhere by now, and at work on what it was given there.
+        """
         writer = asyncio.create_task(_write(session, stream), name="session writer")
         reader: asyncio.Task[Any] | None = None
         try:
@@ -318,6 +320,8 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 if frame is grpc.aio.EOF:
                     return False
                 session.last_frame_at = session.clock()
+                while left_out:
+                    self._release(left_out.pop())
                 if self._handle(session, frame):
                     session.end()
                     await writer
