@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PACKAGING := pyproject.toml requirements/installer.lock scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-crash up test soak chaos check proto lock clean
+.PHONY: help setup demo demo-crash up test soak chaos compose-test check proto lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,9 +34,6 @@ chaos: setup ## a stack under load and random faults, then the verdict; DURATION
 
 soak: $(VENV)/.dev ## the long tests, then the fault tests ROUNDS times in a row (20)
 	@scripts/soak.sh $(ROUNDS) $(PARALLEL) $(ARGS)
-
-compose-test: $(VENV)/.dev ## images and compose file on a container engine, through kills, cuts and restarts
-	@scripts/compose-test.sh $(ARGS)
 
 compose-test: $(VENV)/.dev ## images and compose file on a container engine, through kills, cuts and restarts
 	@scripts/compose-test.sh $(ARGS)
