@@ -13,7 +13,14 @@ from rara_scheduler.store.sweeps import BEFORE_ALL
 from rara_testing.auto_executor import AutoExecutor, AutoJob, Handler
 from rara_testing.job_events import accepted, running, succeeded
 from rara_testing.scripted_executor import WAIT_S, ScriptedExecutor, capability
-from support.running_scheduler import SWEEP_S, RunningScheduler, beating, running_scheduler, until
+from support.running_scheduler import (
+    HEARTBEAT_S,
+    SWEEP_S,
+    RunningScheduler,
+    beating,
+    running_scheduler,
+    until,
+)
 from support.store_world import new_id, store_world
 
 SLACK_S = 1.0
