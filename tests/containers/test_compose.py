@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ import pytest_asyncio
 from rara_client import Client
 from rara_executor.settings import Settings as ExecutorSettings
 from rara_scheduler.settings import Settings as SchedulerSettings
-from support.compose import ComposeProject, Container, docker, project
+from support.compose import ROOT, ComposeProject, Container, docker, project
 from support.stopping import STEPS, counts, ended_run, lines, started_run, until
 
 pytestmark = [pytest.mark.needs("containers")]
@@ -58,17 +59,21 @@ async def event_at(system: ComposeProject, service: str, name: str) -> datetime:
     return datetime.fromisoformat(found[-1])
 
 
-async def test_up_alone_gives_a_system_with_the_example_which_one_command_runs(
-    system: ComposeProject,
-) -> None:
-    answer = await system.compose(
-        *("run", "--rm", "cli", "rara", "run", "start", "knowledge-pipeline"),
-        *("--input", "{}", "--wait", "-o", "json"),
-    )
-    shown = json.loads(answer)
-    assert [step["state"] for step in shown["steps"]] == ["succeeded"] * 5
-    report = await system.compose("run", "--rm", "cli", "rara", "artifact", "cat", "--latest", "adapt/report")
+def documented(beginning: str) -> list[list[str]]:
+    """Arguments to `docker compose` of the commands in the how-to that begin so, in their order."""
+    prefix = f"docker compose -f deploy/docker-compose.yml {beginning}"
+    text = (ROOT / "docs" / "how-to" / "run-with-compose.md").read_text()
+    return [shlex.split(line)[4:] for line in text.splitlines() if line.startswith(prefix)]
+
+
+async def test_the_example_runs_with_the_commands_of_the_how_to(system: ComposeProject) -> None:
+    started, shown, report, executors = [
+        await system.compose(*command) for command in documented("run --rm cli") if "STEP" not in command
+    ]
+    assert " succeeded in " in started.splitlines()[-1]
+    assert "succeeded" in shown
     assert report.startswith("# Which settings find most")
+    assert "index.adapt" in executors
 
 
 async def test_the_services_run_with_little_power_and_are_reached_from_this_machine_alone(
