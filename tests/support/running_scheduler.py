@@ -22,6 +22,7 @@ from rara.v1 import common_pb2, workflow_pb2, workflow_pb2_grpc
 from rara_scheduler.app import Scheduler
 from rara_scheduler.settings import Settings
 from rara_testing.scripted_executor import WAIT_S, Capabilities, ScriptedExecutor
+from support.kept_promises import assert_promises_kept
 
 LEASE_S = 2.0
 HEARTBEAT_S = 0.5
@@ -176,16 +177,18 @@ async def until(ask: Callable[[], Awaitable[T | None]], what: str, timeout_s: fl
 
 @contextlib.asynccontextmanager
 async def running_scheduler(
-    database_url: str, folder: Path, **settings: object
+    database_url: str, folder: Path, *, check_history: bool = True, **settings: object
 ) -> AsyncIterator[RunningScheduler]:
     """A scheduler that serves until the block ends, then stops in order. settings: over the test values.
 
-    A scheduler that dies of a bug fails the test.
+    A scheduler that dies of a bug fails the test, and so does history that breaks a promise: `check_history` is
+    for tests that break it themselves.
     """
     values = (
         TEST_VALUES | {"database_url": database_url, "blob_store": f"file://{folder / 'blobs'}"} | settings
     )
-    scheduler = Scheduler(Settings(**values))  # type: ignore[arg-type]  # validated by the model itself
+    chosen = Settings(**values)  # type: ignore[arg-type]  # validated by the model itself
+    scheduler = Scheduler(chosen)
     await scheduler.start()
     serving = asyncio.create_task(scheduler.run(), name="scheduler")
     raw = await asyncpg.connect(database_url)
@@ -200,3 +203,5 @@ async def running_scheduler(
         async with asyncio.timeout(20):
             await serving
             await raw.close()
+    if check_history:
+        await assert_promises_kept(database_url, max_attempts=chosen.retry_max_attempts)

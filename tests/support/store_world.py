@@ -32,6 +32,7 @@ from rara_scheduler.store.leases import Grant, LeaseStore
 from rara_scheduler.store.sessions import SessionStore
 from rara_scheduler.store.start import RunStarter
 from rara_scheduler.store.sweeps import BEFORE_ALL, SweepStore
+from support.kept_promises import assert_promises_kept
 
 LEASE_S = 30.0
 ACCEPT_S = 10.0
@@ -192,7 +193,8 @@ def payload(value: Any) -> bytes:
 
 
 @asynccontextmanager
-async def store_world(url: str) -> AsyncIterator[StoreWorld]:
+async def store_world(url: str, *, check_history: bool = False) -> AsyncIterator[StoreWorld]:
+    """The stores over this database. check_history: fail a test that leaves a broken promise there."""
     database = Database(url)
     await database.open()
     raw = await asyncpg.connect(url)
@@ -220,3 +222,5 @@ async def store_world(url: str) -> AsyncIterator[StoreWorld]:
         async with asyncio.timeout(10):
             await raw.close()
             await database.close()
+    if check_history:
+        await assert_promises_kept(url)

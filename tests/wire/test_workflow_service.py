@@ -401,6 +401,7 @@ async def test_a_bug_shows_the_id_of_its_log_line_and_never_its_text(world: Runn
     assert (refused.status, refused.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert "lineage" not in refused.message
     assert refused.metadata["log_id"] in refused.message
+    await world.raw.execute("alter table rara.moved_away rename to lineage")
 
 
 async def test_without_a_database_calls_are_unavailable_and_say_when_to_try_again() -> None:
