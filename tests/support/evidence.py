@@ -139,13 +139,14 @@ def is_here(need: str) -> bool:
 
 @cache
 def _has_containers() -> bool:
+    """An engine that answers, and the compose plugin."""
     if shutil.which("docker") is None:
         return False
+    commands = (["docker", "info"], ["docker", "compose", "version"])
     try:
-        asked = subprocess.run(["docker", "info"], capture_output=True, timeout=20)
+        return all(subprocess.run(line, capture_output=True, timeout=20).returncode == 0 for line in commands)
     except subprocess.TimeoutExpired:
         return False
-    return asked.returncode == 0
 
 
 def _has_go() -> bool:
