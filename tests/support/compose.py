@@ -16,7 +16,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "docker-compose.yml"
 OPERATIONS = Path(__file__).with_name("container_operations.py")
-TIMEOUT_S = 180.0
+TIMEOUT_S = 900.0  # a first build downloads bases and packages
 HEALTHY_S = 60.0
 
 
