@@ -34,7 +34,7 @@ async def run(seed: int, duration_s: float, every_s: float, stack: Stack) -> Rep
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {line}", flush=True)
 
-    load = Load(seed, stack.ledger, stack.addresses)
+    load = Load(seed, stack.ledger, [link.address for link in stack.client_links])
     injector = Injector(stack, say)
     memory: dict[str, Memory] = {}
     async with _background(_watch_memory(stack, memory)):

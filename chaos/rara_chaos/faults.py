@@ -6,8 +6,8 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, NoReturn
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, NoReturn, TypeVar
 
 import asyncpg
 from rara_testing.database_faults import DatabaseFaults, kill_server, stop_immediately
@@ -15,6 +15,8 @@ from rara_testing.fault_proxy import Direction, FaultProxy
 
 from rara_chaos.schedule import Fault, Kind
 from rara_chaos.stack import Service, Stack
+
+T = TypeVar("T")
 
 _RETRY_S = 0.2
 _DELAY_S = 0.2
@@ -63,7 +65,7 @@ class Injector:
     async def heal(self) -> None:
         """Whatever happened: nothing is frozen, cut off or down."""
         stack = self._stack
-        for proxy in (*stack.links.values(), *stack.database_links):
+        for proxy in (*stack.links.values(), *stack.client_links, *stack.database_links):
             proxy.resume()
         await stack.postgres.start()
         for service in stack.services:
@@ -105,8 +107,9 @@ class Injector:
             case Kind.SCHEDULER_FROZEN:
                 await _frozen(scheduler, hold_s)
             case Kind.RUNNER_KILLED:
-                runners = stack.runners()
-                os.kill(runners[fault.target % len(runners)] if runners else _nobody(), signal.SIGKILL)
+                os.kill(_one(stack.runners(), fault.target), signal.SIGKILL)
+            case Kind.RUNNER_FROZEN:
+                await _runner_frozen(_one(stack.runners(), fault.target), hold_s)
             case Kind.POSTGRES_KILLED:
                 await self._server_ended(kill_server, hold_s)
             case Kind.POSTGRES_RESTARTED:
@@ -123,6 +126,8 @@ class Injector:
                 await _stalled(_used(stack.links.values(), fault.target), hold_s, Direction.TO_CLIENT)
             case Kind.LINK_DELAYED:
                 await _delayed(_used(stack.links.values(), fault.target), hold_s)
+            case Kind.CLIENT_LINK_RESET:
+                _used(stack.client_links, fault.target).reset()
             case Kind.DATABASE_LINK_CUT:
                 _used(stack.database_links, fault.target).cut()
             case Kind.DATABASE_LINK_STALLED:
@@ -200,6 +205,15 @@ async def _frozen(service: Service, hold_s: float) -> None:
             service.process.thaw()
 
 
+async def _runner_frozen(pid: int, hold_s: float) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(hold_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 async def _stalled(proxy: FaultProxy, hold_s: float, *directions: Direction) -> None:
     proxy.stall(*directions)
     try:
@@ -228,8 +242,11 @@ def _needs(count: int) -> None:
 
 def _used(links: Iterable[FaultProxy], target: int) -> FaultProxy:
     """One that carries a connection now."""
-    used = [link for link in links if link.open_links]
-    return used[target % len(used)] if used else _nobody()
+    return _one([link for link in links if link.open_links], target)
+
+
+def _one(those: Sequence[T], target: int) -> T:
+    return those[target % len(those)] if those else _nobody()
 
 
 def _nobody() -> NoReturn:

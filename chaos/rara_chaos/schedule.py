@@ -11,6 +11,7 @@ class Kind(StrEnum):
     EXECUTOR_FROZEN_PAST_LEASE = "executor_frozen_past_lease"
     EXECUTOR_STOPPED = "executor_stopped"
     RUNNER_KILLED = "runner_killed"
+    RUNNER_FROZEN = "runner_frozen"
     SCHEDULER_KILLED = "scheduler_killed"
     SCHEDULER_FROZEN = "scheduler_frozen"
     SCHEDULER_STOPPED = "scheduler_stopped"
@@ -30,6 +31,7 @@ class Kind(StrEnum):
     LINK_STALLED_TO_SCHEDULER = "link_stalled_to_scheduler"
     LINK_STALLED_TO_EXECUTOR = "link_stalled_to_executor"
     LINK_DELAYED = "link_delayed"
+    CLIENT_LINK_RESET = "client_link_reset"
     DATABASE_LINK_CUT = "database_link_cut"
     DATABASE_LINK_STALLED = "database_link_stalled"
     ALL_KILLED = "all_killed"
@@ -40,6 +42,7 @@ _BRIEF = (0.3, 1.2)
 _HOLD_S: dict[Kind, tuple[float, float]] = {
     Kind.EXECUTOR_FROZEN_BRIEFLY: (0.3, 1.0),
     Kind.EXECUTOR_FROZEN_PAST_LEASE: (2.5, 4.0),
+    Kind.RUNNER_FROZEN: (0.5, 4.0),
     Kind.SCHEDULER_FROZEN: (0.5, 3.0),
     Kind.POSTGRES_KILLED: (0.0, 1.5),
     Kind.POSTGRES_RESTARTED: (0.0, 2.5),

@@ -1,7 +1,7 @@
 """The stack that is put under faults: PostgreSQL, schedulers, executors, and a proxy on each way between them.
 
-Each is a process of its own with short timings. Executor i reaches scheduler s through `links[i, s]`, scheduler s
-the database through `database_links[s]`.
+Each is a process of its own with short timings. Executor i reaches scheduler s through `links[i, s]`, clients do
+through `client_links[s]`, and scheduler s reaches the database through `database_links[s]`.
 """
 
 import asyncio
@@ -160,6 +160,7 @@ class Stack:
     addresses: list[str] = field(default_factory=list)
     links: dict[tuple[int, int], FaultProxy] = field(default_factory=dict)
     database_links: list[FaultProxy] = field(default_factory=list)
+    client_links: list[FaultProxy] = field(default_factory=list)
     crashes: list[Crash] = field(default_factory=list)
     postgres: EmbeddedPostgres = field(init=False)
     postgres_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -227,13 +228,14 @@ class Stack:
         service = Service(processes, command, self.crashes)
         self._exits.push_async_callback(service.end)
         self.schedulers.append(service)
-        self.addresses.append(await service.start())
+        address = await service.start()
+        self.addresses.append(address)
+        self.client_links.append(await self._proxy_to(address))
 
     async def _add_executor(self, processes: Processes, number: int) -> None:
         ways = []
         for scheduler, address in enumerate(self.addresses):
-            proxy = FaultProxy("127.0.0.1", int(address.rpartition(":")[2]))
-            self.links[number, scheduler] = await self._exits.enter_async_context(proxy)
+            proxy = self.links[number, scheduler] = await self._proxy_to(address)
             ways.append(proxy.address)
         turn = number % len(ways)  # each scheduler is the first choice of some
         env = {
@@ -254,6 +256,10 @@ class Stack:
         service = Service(processes, command, self.crashes)
         self._exits.push_async_callback(service.end)
         self.executors.append(service)
+
+    async def _proxy_to(self, address: str) -> FaultProxy:
+        host, _, port = address.rpartition(":")
+        return await self._exits.enter_async_context(FaultProxy(host, int(port)))
 
     def _env(self, name: str, value: str) -> dict[str, str]:
         return {**TIMINGS, **self.settings, name: value}
