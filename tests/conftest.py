@@ -133,6 +133,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         left_out.append("Go executors: there is no `go` on the PATH")
     if not is_here("pgbouncer"):
         left_out.append("poolers: there is no `pgbouncer` on the PATH")
+    if not is_here("faketime"):
+        left_out.append("wrong clocks: there is no libfaketime")
     if not is_here("containers"):
         left_out.append("containers: no engine answers `docker info`")
     if expression := config.getoption("markexpr"):

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from support import skewed_clock
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "evidence.md"
 
@@ -161,6 +163,7 @@ _NEEDS: dict[str, Callable[[], bool]] = {
     "containers": _has_containers,
     "go": _has_go,
     "pgbouncer": _has_pgbouncer,
+    "faketime": lambda: skewed_clock.library() is not None,
 }
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import threading
 
 import grpc
 import structlog
@@ -62,7 +63,6 @@ from rara_scheduler.watching import Watching
 log = structlog.get_logger(__name__)
 
 RETENTION_HEALTH = "rara.retention"
-_STOP_MARGIN_S = 0.5
 
 _SERVICES = tuple(
     descriptor.services_by_name[name].full_name
@@ -320,9 +320,10 @@ class Scheduler:
     async def _close(self) -> None:
         for session in self._sessions:
             session.end()
+        rest_s = 0.05 * self._settings.stop_s  # two of them, of the fifth that the drain has left
         if self._server is not None:
-            await self._server.stop(0.5)
-        await self._database.close()
+            await self._server.stop(min(0.5, rest_s))
+        await self._database.close(timeout_s=rest_s)
         self._blobs.close()
         log.info("scheduler.stopped")
 
@@ -403,8 +404,11 @@ async def serve(settings: Settings) -> int:
         if scheduler.stop_asked:
             os._exit(1)  # asked twice: at once; leases expire
         scheduler.stop()
-        # Whatever hangs: a process that was asked to stop ends. Leases expire, and nothing acknowledged is lost.
-        loop.call_later(settings.stop_s + _STOP_MARGIN_S, os._exit, 1)
+        # Whatever hangs, this loop too: a process that was asked to stop ends. Leases expire, and nothing
+        # acknowledged is lost.
+        last_resort = threading.Timer(settings.stop_s, os._exit, (1,))
+        last_resort.daemon = True
+        last_resort.start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)

@@ -92,6 +92,14 @@ async def _keep_as_it_is(_: "asyncpg.Connection[asyncpg.Record]") -> None:
     """Nothing of ours leaves session state behind, so the driver's reset would be a round trip for nothing."""
 
 
+async def _close(pool: asyncpg.Pool, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await pool.close()
+    except TimeoutError:
+        pool.terminate()
+
+
 class Database:
     """Pools of the scheduler. `open` connects lazily, so that a start does not need PostgreSQL to be up."""
 
@@ -142,12 +150,7 @@ class Database:
 
     async def close(self, *, timeout_s: float = 5.0) -> None:
         """Close both pools; connections still in use after `timeout_s` are terminated."""
-        for pool in self._pools.values():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await pool.close()
-            except TimeoutError:
-                pool.terminate()
+        await asyncio.gather(*(_close(pool, timeout_s) for pool in self._pools.values()))
         self._pools.clear()
 
     @asynccontextmanager
