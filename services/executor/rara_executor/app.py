@@ -107,6 +107,7 @@ class Executor:
                 EventFactory(redactor, executor_id=self.executor_id, executor_name=settings.executor_name),
                 SupervisorLimits(
                     slots=settings.executor_slots,
+                    executor_kind=settings.executor_kind,
                     grace_s=settings.executor_grace_s,
                     scratch=scratch.jobs,
                     secrets=settings.executor_secrets_dir,

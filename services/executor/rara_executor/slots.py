@@ -15,9 +15,10 @@ class NotTaken:
 
 
 class Slots:
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, executor_kind: str = "python") -> None:
         self.draining = False
         self._slots = slots
+        self._executor_kind = executor_kind
         self._occupied = 0
         self._by_kind: dict[str, int] = {}
         self._received = 0  # in this session
@@ -30,8 +31,11 @@ class Slots:
         """Credit counts from the session's begin."""
         self._received = 0
 
-    def take(self, kind: str, version: str) -> OperationInfo | NotTaken:
-        """A received job gets a slot and the operation that runs it, or is rejected."""
+    def take(self, kind: str, version: str, *, executor_kind: str = "") -> OperationInfo | NotTaken:
+        """A received job gets a slot and the operation that runs it, or is rejected.
+
+        executor_kind: the kind of executor that it was sent for; empty: any.
+        """
         self._received += 1
         if self.draining:
             return NotTaken(Code.EXECUTOR_SHUTDOWN, "the executor drains")
@@ -39,6 +43,9 @@ class Slots:
         if operation is None:
             known = ", ".join(sorted(f"{kind} {version}" for kind, version in self._operations))
             message = f"{kind} {version} is not offered here; there are: {known}"
+            return NotTaken(Code.UNSUPPORTED_KIND, message[:1000])
+        if executor_kind not in ("", self._executor_kind):
+            message = f"this executor is of kind {self._executor_kind}, not {executor_kind}"
             return NotTaken(Code.UNSUPPORTED_KIND, message[:1000])
         same = self._by_kind.get(kind, 0)
         if self._occupied >= self._slots or (operation.max_concurrency and same >= operation.max_concurrency):

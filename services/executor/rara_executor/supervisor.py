@@ -50,6 +50,7 @@ MAX_REFUSALS = 3  # of one job, after which it is given up
 @dataclass(frozen=True, slots=True)
 class SupervisorLimits:
     slots: int
+    executor_kind: str
     grace_s: float  # between asking and the kill, where nobody else says
     scratch: Path
     secrets: Path
@@ -73,7 +74,8 @@ class Supervisor:
     ) -> None:
         self.jobs: dict[int, HeldJob] = {}
         self.changed = asyncio.Event()  # for whoever waits for the table to become something
-        self.slots = Slots(limits.slots)
+        self.stopped = asyncio.Event()  # a job that was stopped has ended: its runner's deadline was its own
+        self.slots = Slots(limits.slots, executor_kind=limits.executor_kind)
         self.session: JobSession | None = None
         self.pool: RunnerPool | None = None
         self._limits = limits
@@ -228,7 +230,7 @@ class Supervisor:
     def take(self, request: job_pb2.JobRequest) -> None:
         if request.lease.lease_token in self.jobs:
             return  # a repeat changes nothing
-        taken = self.slots.take(request.kind, request.kind_version)
+        taken = self.slots.take(request.kind, request.kind_version, executor_kind=request.executor_kind)
         if isinstance(taken, NotTaken):
             self._reject(request.lease, taken.code, taken.message)
             return
@@ -328,6 +330,8 @@ class Supervisor:
             task.cancel()
         self._leave_slot(job)
         job.phase = Phase.ENDED
+        if job.stop is not None:
+            self.stopped.set()
         if job.is_lost:
             self._forget(job)
             return
