@@ -174,6 +174,8 @@ class HeartbeatLoop:
             if refused := one.unserved - one.withdrawn:
                 await self._store.withdraw(one.executor_id, one.session_id, sorted(refused))
                 one.withdrawn |= refused
+            if one.draining and alive.get(one.executor_id) is False:
+                await self._store.drain(one.executor_id)  # its own word: who looks at its row has to know
         for executor_id, session_id, _, _ in noted:
             session = self._sessions.get(executor_id)
             if session is None or session.session_id != session_id:
