@@ -1,5 +1,6 @@
 """Holds what is stored, and what the handlers wrote down, against the promises."""
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,9 +29,11 @@ class Attempt:
 
     step_run_id: str
     attempt: int
+    token: int
     executor: str
     reason: str
     granted_at: float
+    accepted_at: float | None
     started_at: float | None
     ended_at: float
 
@@ -75,7 +78,8 @@ async def judge(
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             await _judge_runs(connection, confirmed, verdict)
             await _judge_open(connection, verdict)
-            await _judge_ledger(connection, ledger_path, verdict)
+            by_key = activities(ledger.read(ledger_path))
+            await _judge_ledger(connection, by_key, verdict)
             attempts = await read_attempts(connection)
         for found in (await check(connection, overdue_s=_OVERDUE_S)).violations:
             verdict.violations.append(
@@ -83,6 +87,9 @@ async def judge(
             )
     finally:
         await connection.close()
+    by_token = {token: one for tokens in by_key.values() for token, one in tokens.items()}
+    # Both clocks are of this machine: the database's and the one that handlers write down.
+    verdict.violations += out_of_bounds(attempts, by_token, time.time() - time.monotonic())
     verdict.attempts = len(attempts)
     for attempt in attempts:
         reason = attempt.reason or "SUCCEEDED"
@@ -160,8 +167,9 @@ async def _judge_open(connection: Connection, verdict: Verdict) -> None:
         verdict.stranded.append(f"step {row['step_run_id']} is {row['state']}")
 
 
-async def _judge_ledger(connection: Connection, path: Path, verdict: Verdict) -> None:
-    by_key = activities(ledger.read(path))
+async def _judge_ledger(
+    connection: Connection, by_key: Mapping[str, Mapping[int, Activity]], verdict: Verdict
+) -> None:
     recorded = {
         row["idempotency_key"]: row["lease_token"]
         for row in await connection.fetch(
@@ -204,6 +212,29 @@ def overlaps(key: str, attempts: Mapping[int, Activity]) -> list[str]:
     return found
 
 
+def out_of_bounds(attempts: Iterable[Attempt], by_token: Mapping[int, Activity], wall_s: float) -> list[str]:
+    """A handler is at work only between `accepted` and the end of its attempt, as stored.
+
+    wall_s: what has to be added to the ledger's instants to make them wall time.
+    """
+    found = []
+    known = {attempt.token: attempt for attempt in attempts}
+    for token, activity in by_token.items():
+        attempt = known.get(token)
+        if attempt is None or attempt.accepted_at is None:
+            found.append(f"token {token} was at work and never accepted")
+        elif activity.first_s + wall_s < attempt.accepted_at - _CLOCK_S:
+            early_s = attempt.accepted_at - activity.first_s - wall_s
+            found.append(f"{attempt.step_run_id}: token {token} began {early_s:.2f} s before it was accepted")
+        elif activity.last_s + wall_s > attempt.ended_at + _CLOCK_S:
+            late_s = activity.last_s + wall_s - attempt.ended_at
+            why = attempt.reason or "success"
+            found.append(
+                f"{attempt.step_run_id}: token {token} worked on {late_s:.2f} s after its end ({why})"
+            )
+    return found
+
+
 def wrong_effects(key: str, attempts: Mapping[int, Activity], recorded: int | None) -> list[str]:
     """What was recorded was done, once by its attempt, and by none after it."""
     found = [
@@ -242,8 +273,10 @@ async def read_attempts(connection: Connection) -> list[Attempt]:
     """Every grant that has ended, in the order of steps and attempts."""
     rows = await connection.fetch(
         "select a.*, coalesce(e.executor_name, '') as executor from ("
-        " select step_run_id, attempt, executor_id, reason, granted_at, started_at, ended_at from rara.step_attempt"
-        " union all select step_run_id, attempt, executor_id, reason, granted_at, started_at, ended_at"
+        " select step_run_id, attempt, lease_token, executor_id, reason, granted_at, accepted_at, started_at, ended_at"
+        " from rara.step_attempt"
+        " union all"
+        " select step_run_id, attempt, lease_token, executor_id, reason, granted_at, accepted_at, started_at, ended_at"
         " from rara.result where lease_token is not null"
         ") a left join rara.executor e using (executor_id) order by a.step_run_id, a.attempt"
     )
@@ -251,9 +284,11 @@ async def read_attempts(connection: Connection) -> list[Attempt]:
         Attempt(
             str(row["step_run_id"]),
             row["attempt"],
+            row["lease_token"],
             row["executor"],
             row["reason"],
             row["granted_at"].timestamp(),
+            row["accepted_at"] and row["accepted_at"].timestamp(),
             row["started_at"] and row["started_at"].timestamp(),
             row["ended_at"].timestamp(),
         )

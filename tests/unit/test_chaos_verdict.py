@@ -5,7 +5,15 @@ from pathlib import Path
 from rara_chaos.ledger import Entry, What, read
 from rara_chaos.load import Confirmed
 from rara_chaos.shapes import BY_NAME, SHAPES
-from rara_chaos.verdict import Activity, activities, overlaps, wrong_effects, wrong_values
+from rara_chaos.verdict import (
+    Activity,
+    Attempt,
+    activities,
+    out_of_bounds,
+    overlaps,
+    wrong_effects,
+    wrong_values,
+)
 
 
 def entry(what: What, token: int, at_s: float) -> Entry:
@@ -47,6 +55,18 @@ def test_a_handler_that_outlives_two_successors_is_found() -> None:
 def test_a_token_that_starts_twice_is_found() -> None:
     found = of(entry(What.START, 1, 1.0), entry(What.START, 1, 1.5))
     assert overlaps("key", found) == ["key: the handler of token 1 was started 2 times"]
+
+
+def test_work_outside_of_its_attempt_is_found() -> None:
+    attempt = Attempt("step", 1, 7, "executor", "", 100.0, 101.0, 101.5, 105.0)
+
+    def judged(first_s: float, last_s: float, token: int = 7) -> int:
+        return len(out_of_bounds([attempt], {token: Activity(first_s, last_s)}, 100.0))
+
+    assert judged(1.2, 4.9) == 0
+    assert judged(0.5, 4.9) == 1
+    assert judged(1.2, 5.5) == 1
+    assert judged(1.2, 4.9, token=8) == 1
 
 
 def test_effects_that_should_not_be_are_found() -> None:
