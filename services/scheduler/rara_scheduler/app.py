@@ -20,6 +20,7 @@ from rara.v1 import (
     workflow_pb2_grpc,
 )
 
+from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.folder import FolderBlobStore
 from rara_scheduler.blobs.transfers import BlobTransfers, TransferLimits
 from rara_scheduler.cancelling import Cancelling
@@ -54,6 +55,7 @@ from rara_scheduler.store.sessions import SessionStore
 from rara_scheduler.store.start import RunStarter
 from rara_scheduler.store.sweeps import SweepStore
 from rara_scheduler.store.watch import WatchReads
+from rara_scheduler.transport import connections
 from rara_scheduler.transport.artifacts import ArtifactServicer
 from rara_scheduler.transport.dispatch import DispatchServicer, Terms
 from rara_scheduler.transport.workflow import WorkflowServicer
@@ -176,6 +178,8 @@ class Scheduler:
             report=self._report_retention,
         )
         self._blobs = FolderBlobStore(s.blob_folder)
+        blob_rows = BlobRows(self._database)
+        blob_checks = BlobChecks(self._blobs, blob_rows)
         terms = Terms(
             heartbeat_s=s.heartbeat_s,
             silence_s=s.silence_s,
@@ -194,6 +198,8 @@ class Scheduler:
             committer=self._committer,
             dispatch=self._dispatch,
             heartbeats=self._heartbeats,
+            blobs=blob_checks,
+            rebalance_after_s=connections.rebalance_after_s(s.connection_age_s),
             stopping=self._stop_asked.is_set,
         )
         self._direct = DirectLoop(
@@ -221,8 +227,9 @@ class Scheduler:
         )
         transfers = BlobTransfers(
             self._blobs,
-            BlobRows(self._database),
+            blob_rows,
             TransferLimits(max_blob_bytes=s.max_blob_bytes, upload_expires_s=s.upload_expires_s),
+            checks=blob_checks,
         )
         self._artifact_servicer = ArtifactServicer(transfers)
         self._uploads = UploadLoop(transfers)
@@ -383,9 +390,8 @@ class Scheduler:
 
 def _server_options(settings: Settings) -> list[tuple[str, int]]:
     return [
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.http2.ping_timeout_ms", 10_000),
+        *connections.keepalive_options(),
+        *connections.age_options(settings.connection_age_s),
         ("grpc.max_receive_message_length", settings.max_frame_bytes),
         ("grpc.max_send_message_length", 64 * 1024 * 1024),
         (

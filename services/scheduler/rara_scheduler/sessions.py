@@ -2,14 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import structlog
 from rara.v1 import dispatch_pb2, job_pb2
 
 from rara_scheduler.domain.routing import Offer
 from rara_scheduler.store.run_ledger import CancelOrder
 from rara_scheduler.transport.jobs import duration
+
+log = structlog.get_logger(__name__)
 
 MAX_QUEUED_FRAMES = 10_000
 _BATCH_BYTES = 1024 * 1024  # a batch is split at this size
@@ -60,6 +63,9 @@ class Session:
     renewed: int = 0  # the newest heartbeat whose renewal is committed
     last_frame_at: float = 0.0
     last_heartbeat_at: float = 0.0
+    tasks: set[asyncio.Task[None]] = field(
+        default_factory=set
+    )  # what has to be done before an event is submitted
     _overflowed: bool = False
 
     def __post_init__(self) -> None:
@@ -73,6 +79,24 @@ class Session:
             self.frames.put_nowait(frame)
         except asyncio.QueueFull:
             self._overflowed = self.closing = True
+
+    def run(self, work: Coroutine[None, None, None], *, name: str) -> None:
+        """Do something beside the stream, until the session ends."""
+        task = asyncio.create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error(
+                "session.task_failed", executor_id=self.executor_id, task=task.get_name(), exc_info=error
+            )
+            self.end()  # the executor comes again with all that is not acknowledged
+
+    def end_tasks(self) -> None:
+        for task in list(self.tasks):
+            task.cancel()
 
     def end(self, reason: str = "", reconnect_after_s: float | None = None) -> None:
         """Say goodbye where there is a reason to tell, and let the writer finish. Repeats do nothing."""

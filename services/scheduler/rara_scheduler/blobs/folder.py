@@ -110,6 +110,9 @@ class FolderBlobStore:
     async def size(self, sha256: str) -> int | None:
         return await self._threads.run(partial(_size, self._blob_path(sha256)))
 
+    async def fingerprint(self, sha256: str) -> tuple[int, ...] | None:
+        return await self._threads.run(partial(_fingerprint, self._blob_path(sha256)))
+
     async def read(
         self, sha256: str, *, offset: int = 0, limit: int | None = None
     ) -> AsyncGenerator[bytes, None]:
@@ -267,6 +270,15 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except FileNotFoundError:
         return None
+
+
+def _fingerprint(path: Path) -> tuple[int, ...] | None:
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    # The change time too: whoever sets a file's modification time back does not set that back.
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _remove(path: Path) -> None:

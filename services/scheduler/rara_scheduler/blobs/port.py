@@ -1,6 +1,6 @@
 """What the scheduler needs from a store of blobs, and how such a store fails."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Hashable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -65,6 +65,9 @@ class BlobStore(Protocol):
 
     async def size(self, sha256: str) -> int | None:
         """Size in bytes, or None when there is no such blob. Does not read it."""
+
+    async def fingerprint(self, sha256: str) -> Hashable | None:
+        """What differs whenever the stored bytes were written again; None: there is no such blob. Reads nothing."""
 
     def read(self, sha256: str, *, offset: int = 0, limit: int | None = None) -> AsyncGenerator[bytes, None]:
         """Chunks of at most 256 KiB; close it when done. Raises FileNotFoundError when there is no such blob."""

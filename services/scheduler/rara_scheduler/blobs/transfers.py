@@ -11,6 +11,7 @@ from datetime import datetime
 import structlog
 import uuid_utils
 
+from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.blobs.port import BlobMismatch, BlobStore
 from rara_scheduler.domain.errors import Code, Fault, FieldViolation, field_invalid
@@ -53,9 +54,17 @@ class ArtifactNotFound(Fault):
 class BlobTransfers:
     """Uploads and downloads of one scheduler. Raises faults with codes of the contract, all of them `Fault`."""
 
-    def __init__(self, store: BlobStore, rows: BlobRows, limits: TransferLimits | None = None) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        rows: BlobRows,
+        limits: TransferLimits | None = None,
+        *,
+        checks: BlobChecks | None = None,
+    ) -> None:
         self._store = store
         self._rows = rows
+        self._checks = checks or BlobChecks(store, rows)
         self._limits = limits or TransferLimits()
         self._running = 0
 
@@ -140,6 +149,7 @@ class BlobTransfers:
                 return Progress(writer.committed_bytes, None)
             # Inside the lock: until the row is there, no second call may take the upload for unfinished.
             await self._rows.record(digest, upload_id)
+            await self._checks.hashed(digest)
         log.debug("blob.kept", sha256=digest.sha256, size_bytes=digest.size_bytes)
         return Progress(digest.size_bytes, digest)
 

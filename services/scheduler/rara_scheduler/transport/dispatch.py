@@ -11,7 +11,9 @@ import structlog
 import uuid_utils.compat
 from rara.v1 import dispatch_pb2, dispatch_pb2_grpc, job_pb2
 
-from rara_scheduler.domain.attempt import AttemptEnding, CancelReceipt, Guard, Refusal
+from rara_scheduler.blobs.checks import BlobChecks
+from rara_scheduler.blobs.digest import BlobDigest
+from rara_scheduler.domain.attempt import AttemptEnding, CancelReceipt, Guard, Refusal, Report
 from rara_scheduler.domain.errors import REJECTION, Code, Fault, FieldViolation, StepError
 from rara_scheduler.domain.ids import is_uuid
 from rara_scheduler.domain.payload import clean_text
@@ -34,6 +36,7 @@ log = structlog.get_logger(__name__)
 PROTOCOL_VERSION = 1
 _OLDEST_VERSION = 1
 _HELLO_WAIT_S = 5.0
+_CHECK_AGAIN_S = 0.5
 _NOBODY = str(UUID(int=0))
 _MAX_CAPABILITIES = 1000
 _MAX_LABELS = 64
@@ -125,6 +128,8 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         committer: Committer,
         dispatch: DispatchLoop,
         heartbeats: HeartbeatLoop,
+        blobs: BlobChecks,
+        rebalance_after_s: float,
         stopping: Callable[[], bool],
     ) -> None:
         self._scheduler_id = scheduler_id
@@ -136,6 +141,8 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         self._committer = committer
         self._dispatch = dispatch
         self._heartbeats = heartbeats
+        self._blobs = blobs
+        self._rebalance_after_s = rebalance_after_s
         self._stopping = stopping
         self._open = 0
         self._none_open = asyncio.Event()
@@ -222,6 +229,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             said_goodbye = await self._run(session, stream, left_out)
         finally:
             session.closing = True  # before anything else: no work goes to a stream that ends
+            session.end_tasks()  # their events are not acknowledged, and come again
             self._sessions.remove(session)
             self._routes.forget(session)
             if said_goodbye:
@@ -301,6 +309,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         """
         writer = asyncio.create_task(_write(session, stream), name="session writer")
         reader: asyncio.Task[Any] | None = None
+        aging = asyncio.get_running_loop().call_later(self._rebalance_after_s, session.end, "REBALANCE")
         try:
             while True:
                 reader = asyncio.create_task(_read(stream), name="session reader")
@@ -327,6 +336,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                     await writer
                     return True
         finally:
+            aging.cancel()
             for task in (reader, writer):
                 if task is not None and not task.done():
                     task.cancel()
@@ -371,16 +381,46 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             report = read_event(event, self._limits)
             if isinstance(report, Refusal):
                 refused.refusals.append(refusal_message(token, report))
+            elif digests := _stored_digests(report):
+                check = self._submit_when_whole(session, held, report, digests)
+                session.run(check, name=f"blobs of lease {token}")
             else:
                 self._submit(session, held, report)
         if refused.refusals:
             session.send(dispatch_pb2.ConnectResponse(acks=refused))
-        if self._committer.queued(session.executor_id) > 2 * self._terms.event_window:
+        waiting = self._committer.queued(session.executor_id) + len(session.tasks)
+        if waiting > 2 * self._terms.event_window:
             raise Fault(
                 Code.QUEUE_FULL,
                 f"more than twice the event_window of {self._terms.event_window} is unacknowledged",
                 retry_after_s=1.0,
             )
+
+    async def _submit_when_whole(
+        self, session: Session, held: Held, report: Report, digests: list[BlobDigest]
+    ) -> None:
+        """Submit a last event when the stored blobs of its manifest were looked at, or refuse it.
+
+        Not in the commit: reading takes its time, and neighbours would wait for it under locks.
+        """
+        while True:
+            try:
+                damaged = await self._blobs.damaged(digests)
+                break
+            except (Fault, Conflict) as error:  # the blob store or the database is away: the event is kept
+                log.warning("blobs.check_deferred", lease_token=held.lease_token, error=str(error))
+                await asyncio.sleep(_CHECK_AGAIN_S)
+        if not damaged:
+            self._submit(session, held, report)
+            return
+        refusal = Refusal(
+            report.sequence,
+            Code.ARTIFACT_MISMATCH,
+            "the stored bytes do not have the digest that the manifest names",
+            tuple((digest.sha256, digest.size_bytes) for digest in damaged),
+        )
+        acks = dispatch_pb2.EventAcks(refusals=[refusal_message(held.lease_token, refusal)])
+        session.send(dispatch_pb2.ConnectResponse(acks=acks))
 
     def _take_rejections(self, session: Session, rejections: dispatch_pb2.JobRejections) -> None:
         for rejection in rejections.rejections:
@@ -400,6 +440,12 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         self._committer.submit(
             Submission(held.step_run_id, held.workflow_run_id, held.lease_token, session.executor_id, item)
         )
+
+
+def _stored_digests(report: Report) -> list[BlobDigest]:
+    """Of a manifest, what is not in the event itself."""
+    artifacts = report.outcome.artifacts if report.outcome else report.partial
+    return [BlobDigest(a.sha256, a.size_bytes) for a in artifacts if a.inline is None]
 
 
 def _unknown(lease: job_pb2.Lease) -> Held | None:

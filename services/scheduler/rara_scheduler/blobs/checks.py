@@ -1,0 +1,74 @@
+"""Whether stored bytes are still what their digest says, without reading each blob at each commit."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+
+import structlog
+
+from rara_scheduler.blobs.digest import BlobDigest
+from rara_scheduler.blobs.port import BlobStore
+from rara_scheduler.store.blobs import BlobRows
+
+log = structlog.get_logger(__name__)
+
+MAX_REMEMBERED = 10_000
+# A larger blob that this process has not written or read is taken by its size: to read it would hold its step up
+# for minutes. Whoever reads it later hashes it all the same.
+MAX_UNKNOWN_BYTES = 1 << 30
+
+
+class BlobChecks:
+    """Remembers how a blob's file looked when its bytes were last hashed, and hashes again what looks different.
+
+    A change that leaves no trace in the file's facts, such as a dying disk's, is found when the blob is read.
+    """
+
+    def __init__(self, store: BlobStore, rows: BlobRows) -> None:
+        self._store = store
+        self._rows = rows
+        self._hashed: OrderedDict[BlobDigest, Hashable] = OrderedDict()
+
+    async def hashed(self, digest: BlobDigest) -> None:
+        """Its bytes have just been hashed, and are right."""
+        self._remember(digest, await self._store.fingerprint(digest.sha256))
+
+    async def damaged(self, digests: Iterable[BlobDigest]) -> list[BlobDigest]:
+        """Of the blobs that count, those whose bytes have changed.
+
+        They count as missing from now on, so that a new upload can heal them; so do those whose bytes are gone.
+        """
+        wanted = list(dict.fromkeys(digests))
+        known = await self._rows.known(wanted)
+        return [digest for digest in wanted if digest in known and await self._is_damaged(digest)]
+
+    async def _is_damaged(self, digest: BlobDigest) -> bool:
+        fingerprint = await self._store.fingerprint(digest.sha256)
+        before = self._hashed.get(digest)
+        if fingerprint is not None and fingerprint == before:
+            self._remember(digest, fingerprint)
+            return False
+        size_bytes = await self._store.size(digest.sha256)
+        if size_bytes is None:
+            await self._count_as_missing(digest, "its bytes are gone")
+            return False
+        is_right = size_bytes == digest.size_bytes
+        if is_right and (before is not None or size_bytes <= MAX_UNKNOWN_BYTES):
+            is_right = await self._store.verify(digest)
+        if not is_right:
+            await self._count_as_missing(digest, "its bytes have changed")
+            return True
+        self._remember(digest, fingerprint)  # as it looked before it was read
+        return False
+
+    async def _count_as_missing(self, digest: BlobDigest, damage: str) -> None:
+        log.error("blob.damaged", sha256=digest.sha256, damage=damage)
+        self._hashed.pop(digest, None)
+        await self._rows.mark(digest.sha256)
+
+    def _remember(self, digest: BlobDigest, fingerprint: Hashable | None) -> None:
+        if fingerprint is None:
+            return
+        self._hashed[digest] = fingerprint
+        self._hashed.move_to_end(digest)
+        while len(self._hashed) > MAX_REMEMBERED:
+            self._hashed.popitem(last=False)
