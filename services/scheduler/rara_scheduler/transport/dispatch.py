@@ -129,7 +129,6 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         dispatch: DispatchLoop,
         heartbeats: HeartbeatLoop,
         blobs: BlobChecks,
-        rebalance_after_s: float,
         stopping: Callable[[], bool],
     ) -> None:
         self._scheduler_id = scheduler_id
@@ -142,7 +141,6 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         self._dispatch = dispatch
         self._heartbeats = heartbeats
         self._blobs = blobs
-        self._rebalance_after_s = rebalance_after_s
         self._stopping = stopping
         self._open = 0
         self._none_open = asyncio.Event()
@@ -309,7 +307,6 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         """
         writer = asyncio.create_task(_write(session, stream), name="session writer")
         reader: asyncio.Task[Any] | None = None
-        aging = asyncio.get_running_loop().call_later(self._rebalance_after_s, session.end, "REBALANCE")
         try:
             while True:
                 reader = asyncio.create_task(_read(stream), name="session reader")
@@ -336,7 +333,6 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                     await writer
                     return True
         finally:
-            aging.cancel()
             for task in (reader, writer):
                 if task is not None and not task.done():
                     task.cancel()
