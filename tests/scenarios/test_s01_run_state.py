@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import asyncpg
 import pytest
 import pytest_asyncio
 from rara_scheduler.domain import run as runs
@@ -16,6 +15,7 @@ from rara_scheduler.domain.step import IllegalTransition, StepEvent, StepState
 from rara_scheduler.store.leases import Grant
 from rara_scheduler.store.sweeps import BEFORE_ALL
 from support.postgres import PostgresServer
+from support.run_trail import assert_closed_once, keep_trail
 from support.store_world import (
     NIL,
     StoreWorld,
@@ -52,24 +52,12 @@ RUN_NEXT = {
 }
 CLOSED_RUNS = {state for state, after in RUN_NEXT.items() if not after}
 
-# Every change of a run's state, as the database saw it.
-TRAIL = """
-create table run_trail (n serial primary key, workflow_run_id uuid, was text, became text);
-create function note_run() returns trigger language plpgsql as $$
-begin
-    insert into run_trail (workflow_run_id, was, became) values (new.workflow_run_id, old.state, new.state);
-    return null;
-end $$;
-create trigger note_run after update of state on rara.workflow_run
-    for each row when (old.state <> new.state) execute function note_run();
-"""
-
 
 @pytest_asyncio.fixture(scope="module")
 async def world(postgres_server: PostgresServer) -> AsyncIterator[StoreWorld]:
     """One world for all: each test plays with runs of its own."""
     async with postgres_server.database() as url, store_world(url, check_history=True) as world:
-        await world.raw.execute(TRAIL)
+        await keep_trail(world.raw)
         await world.define(
             "single", {"a": {}, "rest": {"kind": "other.do"}}, on_failure="ON_FAILURE_CONTINUE"
         )
@@ -364,26 +352,7 @@ async def settle(world: StoreWorld, run_id: str) -> None:
                 None, "", "",
             )  # fmt: skip
             await world.say(grant, ending("LEASE_EXPIRED"))
-    await assert_one_close(world, [run_id])
-
-
-async def assert_one_close(world: StoreWorld, run_ids: list[str]) -> None:
-    """The runs moved along their table alone, and were closed once and for good."""
-    rows = await world.raw.fetch(
-        "select workflow_run_id::text, was, became from run_trail where workflow_run_id = any($1::uuid[]) order by n",
-        run_ids,
-    )
-    trails: dict[str, list[asyncpg.Record]] = {}
-    for row in rows:
-        trails.setdefault(row["workflow_run_id"], []).append(row)
-    assert trails.keys() == set(run_ids)
-    for trail in trails.values():
-        assert trail[0]["was"] == "pending"
-        for row in trail:
-            # One transaction may carry several: a run whose only step succeeds is `running` within it.
-            reachable = RUN_NEXT[row["was"]].union(*(RUN_NEXT[state] for state in RUN_NEXT[row["was"]]))
-            assert row["became"] in reachable, trail
-        assert [row["became"] in CLOSED_RUNS for row in trail] == [False] * (len(trail) - 1) + [True], trail
+    await assert_closed_once(world.raw, [run_id])
 
 
 # ---------------------------------------------------------------- every order of ends
@@ -488,7 +457,7 @@ async def assert_played(world: StoreWorld, plays: list[Played]) -> None:
     for one in plays:
         assert await world.steps(one.run_id) == one.expected(), one
         assert await world.run_state(one.run_id) == one.expected_run(), one
-    await assert_one_close(world, [one.run_id for one in plays])
+    await assert_closed_once(world.raw, [one.run_id for one in plays])
 
 
 @pytest.mark.parametrize("is_fail_fast", [True, False], ids=["fail_fast", "continue"])
