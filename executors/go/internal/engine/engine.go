@@ -1,0 +1,80 @@
+// Package engine runs an executor: sessions one after the other, the jobs that it holds, and what becomes of them.
+//
+// One mutex, the supervisor's, guards all state: jobs, slots, outbox, and what a session has to say. Whoever holds it
+// only notes things and wakes a goroutine; nobody waits with it. Frames are composed at the moment of their writing, so
+// that what waits is state and not a queue.
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/rara-run/rara/executors/go/internal/redact"
+	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
+)
+
+// ProtocolVersion is the version of the contract that is spoken here.
+const ProtocolVersion = 1
+
+// Config is what an executor goes by. It was checked by whoever made it.
+type Config struct {
+	Scheduler   string
+	DialOptions []grpc.DialOption // credentials included
+
+	ExecutorID, ExecutorName, ExecutorKind, SDK string
+
+	Labels     map[string]string
+	Operations []Operation
+
+	Slots      int
+	Grace      time.Duration
+	Stop       time.Duration
+	Dir        string
+	CacheBytes int64
+	Transfers  int
+	SecretsDir string
+
+	Logger   *slog.Logger // redacted with Redactor
+	Redactor *redact.Redactor
+	Jitter   func() float64 // draws from [0, 1)
+
+	OnConnected func()
+}
+
+// Operation is one handler under a kind and version. MaxConcurrency: 0 is as many as there are slots.
+type Operation struct {
+	Kind, Version  string
+	MaxConcurrency int
+	Handler        Handler
+}
+
+// Handler runs one job, and returns its output as JSON, or why there is none.
+type Handler func(ctx context.Context, job *Job) (output []byte, failed *Failed)
+
+// Failed is a failure as the contract has it. Retryable nil: by the code's default.
+type Failed struct {
+	Code       string
+	Message    string
+	Retryable  *bool
+	RetryAfter time.Duration
+	Details    []byte
+	Stack      string
+	Exit       *rarav1.RunnerExit // of the child process that ran the handler, if one did
+}
+
+// Stopped is the cause of a handler's cancelled context.
+type Stopped struct{ Reason string }
+
+func (s *Stopped) Error() string { return "the job is to stop: " + s.Reason }
+
+// duration of the wire, or the default where it is absent or nothing.
+func durationOr(given *durationpb.Duration, otherwise time.Duration) time.Duration {
+	if d := given.AsDuration(); given != nil && d > 0 {
+		return d
+	}
+	return otherwise
+}

@@ -1,0 +1,104 @@
+package engine
+
+import (
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/rara-run/rara/executors/go/internal/redact"
+	"github.com/rara-run/rara/executors/go/internal/text"
+	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
+)
+
+// events makes an executor's events. Everything that users wrote is made valid, redacted and cut to size here.
+type events struct {
+	redactor *redact.Redactor
+	id, name string
+}
+
+func (e *events) of(lease *rarav1.Lease) *rarav1.ProgressEvent {
+	return &rarav1.ProgressEvent{Lease: lease, EventTime: timestamppb.Now()}
+}
+
+func (e *events) accepted(lease *rarav1.Lease) *rarav1.ProgressEvent {
+	event := e.of(lease)
+	event.Event = &rarav1.ProgressEvent_Accepted{
+		Accepted: &rarav1.JobAccepted{ExecutorId: e.id, ExecutorName: e.name}}
+	return event
+}
+
+func (e *events) running(lease *rarav1.Lease, runnerID string) *rarav1.ProgressEvent {
+	event := e.of(lease)
+	event.Event = &rarav1.ProgressEvent_Running{Running: &rarav1.JobRunning{RunnerId: runnerID}}
+	return event
+}
+
+func (e *events) progress(lease *rarav1.Lease, report Report) *rarav1.ProgressEvent {
+	event := e.of(lease)
+	event.Event = &rarav1.ProgressEvent_Progress{Progress: &rarav1.JobProgress{
+		Fraction:   report.Fraction,
+		Message:    e.text(report.Message, text.MaxProgressBytes),
+		Metrics:    report.Metrics,
+		Checkpoint: e.payload(report.Checkpoint),
+	}}
+	return event
+}
+
+func (e *events) effect(lease *rarav1.Lease, name string, result []byte) *rarav1.ProgressEvent {
+	event := e.of(lease)
+	event.Event = &rarav1.ProgressEvent_Effect{
+		Effect: &rarav1.Effect{Name: text.Valid(name), Result: e.payload(result)}}
+	return event
+}
+
+func (e *events) succeeded(lease *rarav1.Lease, output []byte, artifacts *jobArtifacts) *rarav1.ProgressEvent {
+	result := &rarav1.JobResult{Output: e.payload(output)}
+	manifest, consumed := artifacts.made()
+	for _, artifact := range manifest {
+		artifact.Metadata = e.payload(artifact.Metadata.GetData())
+	}
+	if len(manifest) > 0 {
+		result.Manifest = &rarav1.ArtifactManifest{Artifacts: manifest}
+	}
+	result.Consumed = consumed
+	event := e.of(lease)
+	event.Event = &rarav1.ProgressEvent_Succeeded{Succeeded: result}
+	return event
+}
+
+func (e *events) failed(lease *rarav1.Lease, failed *Failed) *rarav1.ProgressEvent {
+	err := &rarav1.JobError{
+		Code:       failed.Code,
+		Message:    e.text(failed.Message, text.MaxMessageBytes),
+		Retryable:  failed.Retryable,
+		Details:    e.payload(failed.Details),
+		StackTrace: text.CutMiddle(e.redactor.Text(text.Valid(failed.Stack)), text.MaxStackBytes),
+		RunnerExit: failed.Exit,
+	}
+	if failed.RetryAfter > 0 {
+		err.RetryAfter = durationpb.New(failed.RetryAfter)
+	}
+	event := e.of(lease)
+	event.Event = &rarav1.ProgressEvent_Failed{Failed: err}
+	return event
+}
+
+func (e *events) cancelled(
+	lease *rarav1.Lease, reason string, checkpoint *rarav1.Payload, exit *rarav1.RunnerExit,
+) *rarav1.ProgressEvent {
+	event := e.of(lease)
+	event.Event = &rarav1.ProgressEvent_Cancelled{
+		Cancelled: &rarav1.JobCancelled{Reason: reason, Checkpoint: checkpoint, RunnerExit: exit}}
+	return event
+}
+
+// text redacts before it cuts: half a secret at the end would not be found.
+func (e *events) text(given string, limit int) string {
+	return text.Cut(e.redactor.Text(text.Valid(given)), limit)
+}
+
+func (e *events) payload(data []byte) *rarav1.Payload {
+	if data == nil {
+		return nil
+	}
+	return &rarav1.Payload{Data: e.redactor.JSON(data)}
+}

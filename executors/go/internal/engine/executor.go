@@ -1,0 +1,119 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rara-run/rara/executors/go/internal/blobs"
+	"github.com/rara-run/rara/executors/go/internal/leaseclock"
+	"github.com/rara-run/rara/executors/go/internal/scratch"
+)
+
+const readinessCheck = time.Second
+
+// Executor builds every part, and owns the order of start and stop.
+type Executor struct {
+	config Config
+
+	mu         sync.Mutex
+	supervisor *Supervisor // while it runs
+}
+
+// New is an executor that has not begun.
+func New(config Config) *Executor { return &Executor{config: config} }
+
+// IsReady tells whether jobs can come: the last heartbeats were answered in time, and leaked handlers leave a slot.
+func (x *Executor) IsReady() bool {
+	x.mu.Lock()
+	s := x.supervisor
+	x.mu.Unlock()
+	return s != nil && s.isReady()
+}
+
+func (s *Supervisor) isReady() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.session != nil && s.session.isReady(leaseclock.Now()) && s.leaked < s.config.Slots
+}
+
+// Run holds the executor's whole life: until ctx is cancelled, then a drain within the stop bound; until an operator
+// drains it; or until it is replaced. When it returns, every goroutine that it started has ended, but for handlers that
+// ignore their context.
+func (x *Executor) Run(ctx context.Context) error {
+	folder, err := scratch.Open(x.config.Dir, x.config.ExecutorID)
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	// A connection of its own: an upload must not delay a heartbeat.
+	connection, err := grpc.NewClient(x.config.Scheduler, x.config.DialOptions...)
+	if err != nil {
+		return fmt.Errorf("scheduler %q: %w", x.config.Scheduler, err)
+	}
+	defer connection.Close()
+	client := blobs.NewClient(connection)
+	store := &artifactStore{
+		client:    client,
+		cache:     blobs.NewCache(folder.Cache, x.config.CacheBytes, client.Download),
+		transfers: make(chan struct{}, x.config.Transfers),
+	}
+	base, end := context.WithCancel(context.WithoutCancel(ctx))
+	s := newSupervisor(base, x.config, store, folder.Jobs)
+	x.setSupervisor(s)
+	defer x.setSupervisor(nil)
+	return s.serve(ctx, end)
+}
+
+func (x *Executor) setSupervisor(s *Supervisor) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.supervisor = s
+}
+
+// serve keeps fences for longer than the drain, and the base context longer than handlers.
+func (s *Supervisor) serve(ctx context.Context, end context.CancelFunc) error {
+	defer s.work.Wait()
+	defer s.locked(end)
+	over := make(chan struct{})
+	var result error
+	s.work.Go(func() {
+		defer close(over)
+		result = s.connect(s.base)
+	})
+	s.work.Go(func() { s.keepFences(s.base) })
+	s.work.Go(func() { s.reportReadiness(s.base) })
+	stopWaiting := context.AfterFunc(ctx, func() { s.locked(s.drain.stop) })
+	defer stopWaiting()
+	select {
+	case <-s.drain.begun:
+		s.drain.run(over)
+	case <-over: // replaced: what still runs must end, and nobody is there to hear of it
+		by := time.Now().Add(s.drain.lastWords())
+		s.locked(func() { s.handBack(s.drain.lastWords() / 2) })
+		s.drain.until(nil, func() bool { return s.running() == 0 }, func() time.Time { return by })
+	}
+	s.locked(end)
+	<-over
+	return result
+}
+
+func (s *Supervisor) reportReadiness(ctx context.Context) {
+	ticker := time.NewTicker(readinessCheck)
+	defer ticker.Stop()
+	wasReady, wasSaid := false, false
+	for {
+		if ready := s.isReady(); ready != wasReady || !wasSaid {
+			s.config.Logger.Info("executor.readiness_changed", "ready", ready)
+			wasReady, wasSaid = ready, true
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

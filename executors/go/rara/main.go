@@ -1,0 +1,110 @@
+package rara
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// Exit codes of Main, as of the Python executor.
+const (
+	exitOK       = 0
+	exitFailed   = 1
+	exitUsage    = 2
+	exitReplaced = 3
+)
+
+// Main is the body of a program that is an executor: it reads the environment and the command line, runs until a signal
+// ends it, and exits. The first SIGTERM or SIGINT drains; the second one ends at once.
+func Main(registry *Registry) {
+	os.Exit(run(registry, os.Args, os.LookupEnv, os.Stdout, os.Stderr))
+}
+
+func run(
+	registry *Registry, args []string, lookup func(string) (string, bool), out, errout io.Writer,
+) int {
+	options, err := FromEnvironment(lookup)
+	if err == nil {
+		err = parse(&options, args, errout)
+	}
+	if errors.Is(err, flag.ErrHelp) {
+		return exitOK
+	}
+	options.OnConnected = func() {
+		fmt.Fprintf(out, "rara-executor %s connected to %s\n", options.Name, options.Scheduler)
+	}
+	var executor *Executor
+	if err == nil {
+		executor, err = NewExecutor(registry, options)
+	}
+	if err != nil {
+		fmt.Fprintf(errout, "rara-executor: %v\n", err)
+		return exitUsage
+	}
+	ctx, stop := untilSignal()
+	defer stop()
+	switch err := executor.Run(ctx); {
+	case errors.Is(err, ErrReplaced):
+		fmt.Fprintf(errout, "rara-executor: %v\n", err)
+		return exitReplaced
+	case err != nil:
+		fmt.Fprintf(errout, "rara-executor: %v\n", err)
+		return exitFailed
+	}
+	return exitOK
+}
+
+// untilSignal is done at the first signal; the second ends the process.
+func untilSignal() (context.Context, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		for range signals {
+			if ctx.Err() != nil {
+				os.Exit(exitFailed)
+			}
+			cancel()
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		close(signals)
+		cancel()
+	}
+}
+
+func parse(options *Options, args []string, errout io.Writer) error {
+	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
+	flags.SetOutput(errout)
+	flags.StringVar(&options.Scheduler, "scheduler", options.Scheduler, "where the scheduler listens, `host:port`")
+	flags.StringVar(&options.Name, "name", options.Name, "the `label` people know this executor by")
+	flags.IntVar(&options.Slots, "slots", options.Slots, "jobs at once")
+	flags.StringVar(&options.Dir, "dir", options.Dir, "`folder` for scratch and cache")
+	flags.Func("label", "`key=value`, repeatable", func(value string) error {
+		var more map[string]string
+		if err := asLabels(&more)(value); err != nil {
+			return err
+		}
+		if options.Labels == nil {
+			options.Labels = map[string]string{}
+		}
+		for key, label := range more {
+			options.Labels[key] = label
+		}
+		return nil
+	})
+	flags.Func("stop-s", "`seconds` from SIGTERM to the end", asSeconds(&options.Stop))
+	if err := flags.Parse(args[1:]); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	return nil
+}
