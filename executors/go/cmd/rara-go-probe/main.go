@@ -1,0 +1,13 @@
+// Command rara-go-probe is an executor of the probe operations, for `rara executor verify` and for tests.
+package main
+
+import (
+	"github.com/rara-run/rara/executors/go/internal/probes"
+	"github.com/rara-run/rara/executors/go/rara"
+)
+
+func main() {
+	registry := rara.NewRegistry()
+	probes.Register(registry)
+	rara.Main(registry)
+}
