@@ -14,7 +14,8 @@ from rara_chaos.shapes import BY_NAME, Shape, Step
 from rara_chaos.stack import Stack
 from rara_client import Client
 from rara_scheduler.embedded import EmbeddedPostgres
-from rara_testing.database_faults import outage
+from rara_scheduler.store import migrate
+from rara_testing.database_faults import DatabaseFaults, outage
 from rara_testing.fault_proxy import Direction, End, FaultProxy
 from support.running_scheduler import running_scheduler
 from support.stack_runs import StackRuns, until_quiet, until_running
@@ -128,17 +129,46 @@ async def test_a_restart_of_postgresql_costs_a_pause_and_nothing_else(tmp_path: 
         assert runs.refused > 0
 
 
+@contextlib.asynccontextmanager
+async def proxied(database_url: str) -> AsyncIterator[tuple[FaultProxy, str]]:
+    """A proxy before the test's database, and the address through it."""
+    folder = database_url.partition("host=")[2].partition("&")[0]
+    database = database_url.partition("@/")[2].partition("?")[0]
+    async with FaultProxy(folder, 5432) as proxy:
+        yield proxy, f"postgresql://rara@{proxy.address}/{database}?sslmode=disable"
+
+
 @pytest.mark.case("DBC-3")
 @pytest.mark.parametrize("passed_bytes", [0, 200, 400, 600, 800])
 async def test_a_scheduler_that_starts_while_its_database_goes_away_waits_for_it(
     database_url: str, tmp_path: Path, passed_bytes: int
 ) -> None:
     """The connection ends at some point of the schema's check."""
-    folder = database_url.partition("host=")[2].partition("&")[0]
-    async with FaultProxy(folder, 5432) as proxy:
+    async with proxied(database_url) as (proxy, through):
         proxy.cut_after(passed_bytes, Direction.TO_CLIENT, End.RESET)
-        database = database_url.partition("@/")[2].partition("?")[0]
-        through = f"postgresql://rara@{proxy.address}/{database}?sslmode=disable"
         async with asyncio.timeout(10), running_scheduler(through, tmp_path, migrate=True) as world:
             assert proxy.triggered.is_set()
             await world.define("one", {"a": {}})
+
+
+@pytest.mark.case("DBC-3")
+async def test_a_scheduler_whose_first_connection_is_swallowed_takes_another(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path forgets the connection while the schema's check waits for an answer: nobody is told, ever."""
+    monkeypatch.setattr(migrate, "ANSWER_TIMEOUT_S", 1.0)
+
+    async def start(address: str) -> None:
+        async with running_scheduler(address, tmp_path):
+            pass
+
+    faults = DatabaseFaults(database_url)
+    async with proxied(database_url) as (proxy, through):
+        proxy.drop_idle(0.2)
+        async with faults.locked("lock table rara.schema_migration in access exclusive mode"):
+            starting = asyncio.create_task(start(through))
+            await proxy.wait_accepted(2)  # the first asks what the database is, the second for the schema
+            await asyncio.sleep(0.5)
+        proxy.resume()
+        async with asyncio.timeout(10):
+            await starting

@@ -1,6 +1,8 @@
 """The fault proxy does to a connection what it says, and nothing else."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -196,5 +198,25 @@ async def test_a_server_on_a_unix_socket(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         async with asyncio.timeout(_WAIT_S):
             assert await reader.read() == b"hello"
+        writer.close()
+    server.close()
+
+
+async def test_a_server_that_dies_is_told_to_the_waiting_client() -> None:
+    """With bytes unread, the kernel resets its connection instead of closing it."""
+
+    async def die(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.1)
+        raw = writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    server = await asyncio.start_server(die, "127.0.0.1", 0)
+    async with FaultProxy("127.0.0.1", server.sockets[0].getsockname()[1]) as proxy:
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(b"are you there?")
+        async with asyncio.timeout(_WAIT_S):
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
         writer.close()
     server.close()

@@ -11,7 +11,6 @@ Faults act on the open connections; `refuse` acts on new ones too.
 """
 
 import asyncio
-import contextlib
 import socket
 import struct
 import time
@@ -216,7 +215,7 @@ class FaultProxy:
     async def _pump(
         self, link: _Link, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        with contextlib.suppress(OSError):  # either end went away; the other pump sees the end too
+        try:
             while chunk := await self._read(link, reader):
                 await self._flowing[direction].wait()
                 if self._delay_s:
@@ -236,6 +235,10 @@ class FaultProxy:
             await self._flowing[direction].wait()  # an end is news too
             if not link.forgotten and writer.can_write_eof():
                 writer.write_eof()
+        except OSError:  # one end is gone, and the other may be waiting for it
+            await self._flowing[direction].wait()
+            if not link.forgotten:
+                link.end(End.RESET)
 
     async def _read(self, link: _Link, reader: asyncio.StreamReader) -> bytes:
         """The next bytes, looking meanwhile whether the connection counts as idle. Empty: the end."""

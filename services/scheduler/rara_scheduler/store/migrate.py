@@ -24,6 +24,10 @@ from rara_scheduler.store.queries import database_folder
 LOCK_KEY = 0x52415241_4D494752
 LOCK_POLL_S = 0.2
 CONNECT_TIMEOUT_S = 10.0
+# Of our questions. A path that swallowed the connection would otherwise keep a start waiting for ever.
+ANSWER_TIMEOUT_S = 10.0
+# Of a migration itself, which may build an index over everything.
+MIGRATION_TIMEOUT_S = 24 * 3600.0
 # A DDL statement that waits for its lock makes everybody behind it wait too: give way soon, try again.
 LOCK_TIMEOUT_S = 3.0
 LOCK_RETRY_S = 0.5
@@ -205,6 +209,7 @@ async def _connect(dsn: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Record
     connection = await asyncpg.connect(
         dsn,
         timeout=CONNECT_TIMEOUT_S,
+        command_timeout=ANSWER_TIMEOUT_S,
         statement_cache_size=0,  # each statement runs once, and the tables change under it
         server_settings={"application_name": "rara-migrate"},
     )
@@ -279,7 +284,7 @@ async def _apply(
         # so it may use the whole wait, once.
         await connection.execute(f"set lock_timeout = {int(wait_s * 1000)}")
         try:
-            await connection.execute(migration.sql)
+            await connection.execute(migration.sql, timeout=MIGRATION_TIMEOUT_S)
         except asyncpg.LockNotAvailableError as error:
             raise MigrationLocked(f"migration {migration.version} waited for a lock", wait_s) from error
         finally:
@@ -292,7 +297,7 @@ async def _apply(
         try:
             async with connection.transaction():
                 await connection.execute(f"set local lock_timeout = {int(LOCK_TIMEOUT_S * 1000)}")
-                await connection.execute(migration.sql)
+                await connection.execute(migration.sql, timeout=MIGRATION_TIMEOUT_S)
                 await _record(connection, migration)
             return
         except asyncpg.LockNotAvailableError as error:

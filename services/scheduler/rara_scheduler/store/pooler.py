@@ -17,6 +17,7 @@ from rara_scheduler.domain.errors import Code, Fault
 _SETTING, _VALUE_MS = "statement_timeout", 4321
 _KEPT = "select setting::int from pg_settings where name = 'statement_timeout'"
 _CONNECT_S = 1.5
+_ANSWER_S = 5.0  # a path that swallows everything shows itself by this alone
 _ROUNDS = 3
 _PID = "select pg_backend_pid()"
 
@@ -81,6 +82,7 @@ async def _connect(dsn: str) -> AsyncIterator[Plain]:
         connection = await asyncpg.connect(
             dsn,
             timeout=_CONNECT_S,
+            command_timeout=_ANSWER_S,
             statement_cache_size=0,
             server_settings={"application_name": "rara-scheduler check", _SETTING: str(_VALUE_MS)},
         )
