@@ -44,3 +44,18 @@ async def count(job: Job) -> Any:
     note(folder, "counted", job)
     await asyncio.sleep(600)
     return None
+
+
+@operation("case.story", version=V)
+async def story(job: Job) -> Any:
+    """Says one of everything that a handler can say: progress, checkpoints, an effect, artifacts, an output."""
+    note(job.input["folder"], "starts", job)
+    await job.progress(0.25, "first", {"n": 1}, checkpoint={"at": 1})
+    paid = await job.once("charge", lambda: {"paid": 5})
+    await job.progress(0.5, "second", {"n": 2}, checkpoint={"at": 2})
+    path = job.scratch / "big"
+    path.write_bytes(b"big" * 20_000)  # over what goes inline
+    big = await job.artifacts.put_file("big", path, type="dataset")
+    small = await job.artifacts.put_bytes("small", b"small")
+    await job.progress(0.75, "third", {"n": 3}, checkpoint={"at": 3})
+    return {"paid": paid, "big": big.digest, "small": small.digest}
