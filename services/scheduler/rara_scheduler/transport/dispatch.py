@@ -186,7 +186,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 raise Fault(Code.FIELD_INVALID, f"hello: did not come within {_HELLO_WAIT_S:g} s")
             first = reader.result()
         finally:
-            reader.cancel()
+            _abandon(reader)
         if first is grpc.aio.EOF or first.WhichOneof("frame") != "hello":
             raise Fault(Code.FIELD_INVALID, "hello: must be the first frame")
         hello = first.hello
@@ -209,18 +209,19 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         if old is not None:
             old.end("REPLACED")
             self._sessions.remove(old)
-        session.draining = await self._store.open(
-            executor_id=session.executor_id,
-            executor_name=session.executor_name,
-            sdk=hello.sdk[:255],
-            offer=offer,
-            schemas=schemas,
-            session_id=session.session_id,
-            scheduler_id=self._scheduler_id,
-        )
         facts = {"executor_id": session.executor_id, "executor_name": session.executor_name}
         said_goodbye = False
         try:
+            # In here too: the stream may end after the row is stored and before we hear of it.
+            session.draining = await self._store.open(
+                executor_id=session.executor_id,
+                executor_name=session.executor_name,
+                sdk=hello.sdk[:255],
+                offer=offer,
+                schemas=schemas,
+                session_id=session.session_id,
+                scheduler_id=self._scheduler_id,
+            )
             left_out = await self._welcome(session, hello)
             self._sessions.add(session)
             log.info("session.opened", session_id=session.session_id, held=len(session.held), **facts)
@@ -334,8 +335,8 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                     return True
         finally:
             for task in (reader, writer):
-                if task is not None and not task.done():
-                    task.cancel()
+                if task is not None:
+                    _abandon(task)
 
     def _handle(self, session: Session, frame: dispatch_pb2.ConnectRequest) -> bool:
         """Act on one frame. True: it was the last."""
@@ -462,5 +463,14 @@ async def _write(session: Session, stream: FrameStream) -> None:
         frame = await session.frames.get()
         if frame is None:
             return
-        await stream.write(frame)
+        try:
+            await stream.write(frame)
+        except grpc.aio.InternalError:  # the other side went away in the middle of it
+            return
     log.warning("session.not_read", executor_id=session.executor_id)
+
+
+def _abandon(task: asyncio.Task[Any]) -> None:
+    """End a task whose outcome nobody asks for any more."""
+    task.cancel()
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
