@@ -44,6 +44,17 @@ class Terms:
     max_payload_bytes: int = 1 << 20
     max_inline_bytes: int = 16 << 10
 
+    def message(self) -> dispatch_pb2.SessionTerms:
+        terms = dispatch_pb2.SessionTerms()
+        terms.heartbeat_interval.FromNanoseconds(int(self.heartbeat_s * 1e9))
+        terms.silence_timeout.FromNanoseconds(int(self.silence_s * 1e9))
+        terms.accept_timeout.FromNanoseconds(int(10e9))
+        terms.limits.max_frame_bytes = 4 << 20
+        terms.limits.event_window = self.event_window
+        terms.limits.max_payload_bytes = self.max_payload_bytes
+        terms.limits.max_inline_bytes = self.max_inline_bytes
+        return terms
+
 
 def job(
     token: int,
@@ -120,6 +131,10 @@ class Session:
     def send(self, **frame: Any) -> None:
         """One frame, like send(drain=dispatch_pb2.Drain())."""
         self._outgoing.put_nowait(dispatch_pb2.ConnectResponse(**frame))
+
+    def send_raw(self, frame: dispatch_pb2.ConnectResponse) -> None:
+        """One frame as it is, unknown fields included."""
+        self._outgoing.put_nowait(frame)
 
     def send_jobs(self, *jobs: job_pb2.JobRequest) -> None:
         self.send(jobs=dispatch_pb2.JobBatch(jobs=jobs))
@@ -288,14 +303,9 @@ class ScriptedScheduler:
                 pass
 
     def _welcome(self, hello: dispatch_pb2.Hello) -> dispatch_pb2.Welcome:
-        welcome = dispatch_pb2.Welcome(protocol_version=1, session_id=f"session-{len(self.sessions)}")
-        welcome.terms.heartbeat_interval.FromNanoseconds(int(self.terms.heartbeat_s * 1e9))
-        welcome.terms.silence_timeout.FromNanoseconds(int(self.terms.silence_s * 1e9))
-        welcome.terms.accept_timeout.FromNanoseconds(int(10e9))
-        welcome.terms.limits.max_frame_bytes = 4 << 20
-        welcome.terms.limits.event_window = self.terms.event_window
-        welcome.terms.limits.max_payload_bytes = self.terms.max_payload_bytes
-        welcome.terms.limits.max_inline_bytes = self.terms.max_inline_bytes
+        welcome = dispatch_pb2.Welcome(
+            protocol_version=1, session_id=f"session-{len(self.sessions)}", terms=self.terms.message()
+        )
         for held in hello.held_jobs:
             token = held.lease.lease_token
             if token in self.lost:

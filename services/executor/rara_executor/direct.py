@@ -284,6 +284,9 @@ class DirectServicer(executor_pb2_grpc.ExecutorServiceServicer):
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            if tasks[2] in done:
+                # Not OK, which would say that the job has nothing more to tell.
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the scheduler is silent")
         finally:
             for task in tasks:
                 task.cancel()

@@ -1,6 +1,7 @@
 """Self-fencing: no handler runs on under a lease that can no longer be certain."""
 
 import asyncio
+import contextlib
 
 from rara_executor.held_job import Phase
 from rara_executor.lease_clock import lease_now
@@ -14,8 +15,12 @@ CHECK_S = 0.5
 async def run(supervisor: Supervisor, warden: Warden) -> None:
     """Stop what must stop, and tell the warden until when each runner may live; for ever."""
     while True:
+        supervisor.stopped.clear()
         wait_s = check(supervisor, warden, lease_now())
-        await asyncio.sleep(wait_s)
+        # A stopped job's runner may serve the next one at once: the warden must not hold it to the old deadline.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await supervisor.stopped.wait()
 
 
 def check(supervisor: Supervisor, warden: Warden, now: float) -> float:

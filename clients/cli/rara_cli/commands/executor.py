@@ -40,3 +40,28 @@ async def list_executors(session: Session, kind: str, states: tuple[str, ...], l
             limit,
         )
     show_executors(session, found)
+
+
+@executor.command("verify")
+@click.option(
+    "--command", "command", default="", metavar="'CMD ...'", help="Start this executor; it gets RARA_*."
+)
+@click.option(
+    "--address", default="", metavar="HOST:PORT", help="Dial one that serves ExecutorService already."
+)
+@click.option("--direct", is_flag=True, help="With --command: dial it instead of being dialled.")
+@click.option("--scenario", "only", multiple=True, help="Play this one alone; may be given more than once.")
+@click.option("--list", "only_list", is_flag=True, help="Say what the rules are, and play none.")
+@pass_session
+async def verify_command(
+    session: Session, command: str, address: str, direct: bool, only: tuple[str, ...], only_list: bool
+) -> None:
+    """Play the contract's scenarios against an executor that offers the probe operations."""
+    from rara_cli.conformance import show_rules, verify_executor
+
+    if only_list:
+        show_rules(session)
+        return
+    if bool(command) == bool(address):
+        raise click.UsageError("give either --command or --address")
+    await verify_executor(session, command=command, address=address, direct=direct, only=only)
