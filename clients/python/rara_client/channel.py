@@ -33,6 +33,8 @@ def open_channel(
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 5000),
+        # A scheduler that comes back may have another address; gRPC would ask for it again after 30 s only.
+        ("grpc.dns_min_time_between_resolutions_ms", 1000),
     ]
     if is_loopback(target):
         # gRPC would send even 127.0.0.1 to the proxy that http_proxy names.

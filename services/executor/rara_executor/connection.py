@@ -23,6 +23,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 5000),
+    # A scheduler that comes back may have another address; gRPC would ask for it again after 30 s only.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # Keepalive stays off: heartbeats show both directions, and a server counts pings against us.
 ]
 

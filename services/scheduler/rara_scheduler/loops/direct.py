@@ -50,6 +50,8 @@ class DirectLoop:
             ("grpc.initial_reconnect_backoff_ms", 200),
             ("grpc.min_reconnect_backoff_ms", 1000),
             ("grpc.max_reconnect_backoff_ms", 5000),
+            # An executor that comes back may have another address; gRPC would ask for it again after 30 s only.
+            ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ]
         async with grpc.aio.insecure_channel(address, options=options) as channel:
             stub = executor_pb2_grpc.ExecutorServiceStub(channel)
