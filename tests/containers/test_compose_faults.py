@@ -11,7 +11,8 @@ from support.stopping import STEPS, Kept, counts, ended_run, lines, started_run,
 
 pytestmark = [pytest.mark.needs("containers"), pytest.mark.soak]
 
-LEASE_S = 12.0
+LEASE_S = 15.0
+IMAGE = "rara-scheduler:test"
 # A lease that runs out, a sweep, a backoff, and what a busy machine adds.
 TAKEN_OVER_S = 60.0
 
@@ -93,9 +94,37 @@ async def cut_off_scheduler(system: ComposeProject, victim: Container) -> None:
     await docker("network", "connect", "--alias", "scheduler", network, first.id)
 
 
+async def move_schedulers(system: ComposeProject, victim: Container) -> None:
+    """Cut off both, and connect them at other addresses, since theirs are taken meanwhile."""
+    network = f"{system.name}_default"
+    schedulers = await system.containers("scheduler")
+    for scheduler in schedulers:
+        await docker("network", "disconnect", network, scheduler.id)
+    takers = [
+        (await docker("run", "-d", "--rm", "--network", network, IMAGE, "sleep", "300")).strip()
+        for _ in schedulers
+    ]
+    try:
+        for scheduler in schedulers:
+            await docker("network", "connect", "--alias", "scheduler", network, scheduler.id)
+        await until_sessions(system)
+    finally:
+        await docker("rm", "-f", *takers)
+
+
 async def kill_database(system: ComposeProject, victim: Container) -> None:
     (database,) = await system.containers("database")
     await crash(system, database, CRASH_POSTGRES)
+
+
+async def until_sessions(system: ComposeProject) -> None:
+    """Wait until every executor has a session again, and takes jobs."""
+    async with Client.connect(await system.address()) as client, asyncio.timeout(TAKEN_OVER_S):
+        while True:
+            found = [one async for one in client.list_executors() if one.free_credit]
+            if len(found) == 2:
+                return
+            await asyncio.sleep(0.2)
 
 
 async def until_another_attempt(system: ComposeProject) -> None:
@@ -134,7 +163,7 @@ async def test_a_lost_executors_steps_are_taken_over_once(system: ComposeProject
     assert all(step.attempt <= 2 for step in steps.values())
 
 
-@pytest.mark.parametrize("fault", [kill_schedulers, cut_off_scheduler, kill_database])
+@pytest.mark.parametrize("fault", [kill_schedulers, cut_off_scheduler, move_schedulers, kill_database])
 async def test_what_runs_does_not_notice_a_lost_scheduler_or_database(
     system: ComposeProject, fault: Fault
 ) -> None:
