@@ -37,7 +37,10 @@ RECLAIM = (ending("DISPATCH_LOST", Guard.UNACCEPTED), ending("LEASE_EXPIRED", Gu
 async def worlds(database_url: str) -> AsyncIterator[list[StoreWorld]]:
     """The stores of two schedulers over one database."""
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(store_world(database_url)) for _ in range(2)]
+        yield [
+            await stack.enter_async_context(store_world(database_url, check_history=index == 0))
+            for index in range(2)
+        ]
 
 
 async def deadlocks(world: StoreWorld) -> int:
