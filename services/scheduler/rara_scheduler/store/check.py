@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 import asyncpg
 import orjson
+from google.protobuf.message import DecodeError
 from rara.v1 import workflow_pb2
 
 from rara_scheduler.blobs.digest import BlobDigest
@@ -106,6 +107,7 @@ RULES: tuple[Rule, ...] = (
     # Attempts and the budget.
     Rule("attempt_missing", "attempts count from 1 without a hole"),
     Rule("failures_miscounted", "failures count the attempts that spent the budget"),
+    Rule("budget_misjudged", "an attempt spends the budget as its code says"),
     Rule("budget_overrun", "no step fails more often than its max_attempts", Needs.BUDGETS),
     # Events are stored in order, once.
     Rule("event_of_unknown_attempt", "an event belongs to an attempt that was granted"),
@@ -120,6 +122,7 @@ RULES: tuple[Rule, ...] = (
     Rule("run_closed_early", "a closed run has no open step"),
     Rule("run_closed_late", "a run whose steps are all closed is closed"),
     Rule("run_wrong_end", "a run ends in the state that its steps give"),
+    Rule("failed_step_wrong", "a failed run names a step that failed it"),
     Rule("run_state_behind", "a run is running when a lease of it was accepted"),
     Rule("revision_ahead", "every change of a step raises its run's revision"),
     # Cancel.
@@ -201,7 +204,11 @@ async def _budgets(
     """max_attempts in four columns: definition, version, step, budget."""
     budgets = []
     async for row in connection.cursor(query("check_definitions")):
-        for step in workflow_pb2.Definition.FromString(row["body"]).steps:
+        try:
+            definition = workflow_pb2.Definition.FromString(row["body"])
+        except DecodeError:
+            continue  # its runs are held against all the other rules
+        for step in definition.steps:
             budget = step.retry.max_attempts or default
             if budget is not None:
                 budgets.append((row["definition"], row["version"], step.step_name, budget))
