@@ -11,13 +11,13 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
-from rara.v1 import job_pb2
+from rara.v1 import job_pb2, workflow_pb2
 from rara_scheduler.store import sweeps
 from rara_scheduler.store.database import ENGINE_LOCK_TIMEOUT_S
 from rara_testing.auto_executor import AutoExecutor, AutoJob
 from rara_testing.job_events import accepted, failed, progress, running, succeeded
 from rara_testing.processes import Processes
-from rara_testing.scripted_executor import ScriptedExecutor
+from rara_testing.scripted_executor import WAIT_S, ScriptedExecutor
 from support import store_world
 from support.executor_process import notes, start_executor
 from support.running_scheduler import (
@@ -279,6 +279,11 @@ async def test_a_step_that_cannot_be_built_touches_none_of_its_batch(
         assert await world.raw.fetchval("select count(*) from rara.lease") == 0
         assert time.monotonic() - asked_at < 1.0
         assert len(executor.requests) == TEN - 1
+        # Whoever looks at it is told.
+        request = workflow_pb2.GetRunRequest(workflow_run_id=runs[THIRD], include_steps=True)
+        shown = await world.workflows.GetRun(request, timeout=WAIT_S)
+        assert [(step.reason, step.attempt) for step in shown.steps] == [(code, 1)]
+        assert shown.steps[0].error.code == code
         # And the scheduler goes on.
         await world.define("next", {"a": {}})
         await world.until_run(await world.start("next"), "succeeded")

@@ -22,7 +22,7 @@ from rara_scheduler.domain.views import (
     StepView,
 )
 from rara_scheduler.store.database import Connection, Database
-from rara_scheduler.store.definitions import DefinitionStore
+from rara_scheduler.store.definitions import DefinitionStore, UnusableDefinition
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.view_rows import (
     artifact_view,
@@ -192,8 +192,11 @@ class Reads:
     ) -> list[StepView]:
         views = []
         for row, manifest in rows:
-            spec = await self._definitions.spec(row["definition"], row["definition_version"])
-            max_attempts = spec.steps[row["step_name"]].retry.max_attempts
+            try:
+                spec = await self._definitions.spec(row["definition"], row["definition_version"])
+                max_attempts = spec.steps[row["step_name"]].retry.max_attempts
+            except (LookupError, UnusableDefinition):
+                max_attempts = 0  # not known any more; what has become of the step still is
             views.append(step_view(row, max_attempts=max_attempts, manifest=manifest))
         return views
 
