@@ -260,6 +260,16 @@ select p.workflow_run_id::text, p.step_run_id::text,
  where p.failures <> coalesce(a.spent, 0)
  limit $1::int;
 
+-- name: check_budget_misjudged
+-- An ending spends the budget, unless its code says that nothing was tried.
+select s.workflow_run_id::text, a.step_run_id::text,
+       jsonb_build_object('attempt', a.attempt, 'reason', a.reason, 'spent', a.spent)::text as facts,
+       count(*) over () as total
+  from rara.step_attempt a
+  join rara.step_run s on s.step_run_id = a.step_run_id
+ where a.spent = (a.reason in ('DISPATCH_LOST', 'EXECUTOR_SHUTDOWN', 'UNSUPPORTED_KIND', 'NO_CAPACITY'))
+ limit $1::int;
+
 -- name: check_budget_overrun
 -- max_attempts by definition $2, version $3 and step $4: $5. A step whose budget is spent is closed.
 with standing as (
@@ -494,6 +504,17 @@ select w.workflow_run_id::text, null::text as step_run_id,
  where (w.state in ('succeeded', 'failed', 'cancelled')) <> (w.ended_at is not null)
     or (w.ended_at is not null
         and w.state <> case when c.has_failed then 'failed' when c.has_cancelled then 'cancelled' else 'succeeded' end)
+ limit $1::int;
+
+-- name: check_failed_step_wrong
+-- A failed run names a step of its own that failed it.
+select w.workflow_run_id::text, w.failed_step_run_id::text as step_run_id,
+       jsonb_build_object('state', x.state, 'reason', x.reason)::text as facts, count(*) over () as total
+  from rara.workflow_run w
+  left join rara.result x on x.step_run_id = w.failed_step_run_id and x.workflow_run_id = w.workflow_run_id
+ where (w.state = 'failed' or w.failed_step_run_id is not null)
+   and (x.state = 'terminal_failed'
+        or (x.state = 'cancelled' and x.reason in ('DEADLINE_EXCEEDED', 'NO_CAPABLE_EXECUTOR'))) is not true
  limit $1::int;
 
 -- name: check_run_state_behind

@@ -12,6 +12,7 @@ from rara_scheduler.domain.attempt import Guard
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.sessions import SessionRegistry
+from rara_scheduler.store.check import check
 from rara_scheduler.store.commit import LeaseReports
 from rara_scheduler.store.leases import Grant, LeaseStore
 from rara_scheduler.store.sweeps import BEFORE_ALL
@@ -140,7 +141,7 @@ async def test_racing_schedulers_and_executors_finish_each_step_once(worlds: lis
 
 
 async def test_cancels_commits_heartbeats_and_sweeps_do_not_lock_each_other_out(
-    worlds: list[StoreWorld],
+    worlds: list[StoreWorld], database_url: str
 ) -> None:
     first = worlds[0]
     steps: dict[str, dict[str, object]] = {f"s{i}": {} for i in range(8)}
@@ -151,7 +152,7 @@ async def test_cancels_commits_heartbeats_and_sweeps_do_not_lock_each_other_out(
     loop = asyncio.get_running_loop()
     end = loop.time() + 4.0
     dice = random.Random(11)
-    turns = {"commit": 0, "cancel": 0, "renew": 0, "sweep": 0}
+    turns = {"commit": 0, "cancel": 0, "renew": 0, "sweep": 0, "examine": 0}
 
     async def start_and_lease(world: StoreWorld) -> None:
         while loop.time() < end:
@@ -198,11 +199,24 @@ async def test_cancels_commits_heartbeats_and_sweeps_do_not_lock_each_other_out(
                 await world.cancels.close_overdue(overdue)
             turns["sweep"] += 1
 
+    async def examine() -> None:
+        """The history checker sees one snapshot: what is at work beside it is no violation."""
+        connection = await asyncpg.connect(database_url)
+        try:
+            while loop.time() < end:
+                assert (await check(connection, max_attempts=3)).broken == {}
+                turns["examine"] += 1
+                await asyncio.sleep(0.1)
+        finally:
+            await connection.close()
+
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for world in worlds:
             for work in (start_and_lease, commit, commit, cancel, renew, sweep):
                 group.create_task(work(world))
+        group.create_task(examine())
 
+    assert turns.pop("examine") > 0
     assert all(count > 10 for count in turns.values()), turns
     assert await deadlocks(first) <= 1
     for _ in range(20):  # good executors and time close everything

@@ -1,13 +1,16 @@
 """The history checker finds each kind of broken promise, says where, and is silent on history that is whole."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import asyncpg
 import pytest
 import pytest_asyncio
+from rara_scheduler.domain.errors import FAILS_THE_RUN, FREE
 from rara_scheduler.store.check import RULES, Needs, Report, check
+from rara_scheduler.store.queries import query
 from support.mixed_history import MixedHistory, mixed_history
 from support.postgres import PostgresServer
 from support.store_world import store_world
@@ -88,7 +91,7 @@ PLANTS = (
         "two_commits",
         "done.b",
         ATTEMPT
-        + " select granted_on - 1, step_run_id, attempt, {spare}, executor_id, 'HANDLER_FAILED', false, 0, 0,"
+        + " select granted_on - 1, step_run_id, attempt, {spare}, executor_id, 'DISPATCH_LOST', false, 0, 0,"
         " granted_at, ended_at from rara.result where step_run_id = '{done.b}'",
     ),
     plant(
@@ -102,7 +105,7 @@ PLANTS = (
         "two_commits",
         "open.running",
         ATTEMPT
-        + " select granted_on - 1, step_run_id, attempt, {spare}, executor_id, 'HANDLER_FAILED', false, 0, 0,"
+        + " select granted_on - 1, step_run_id, attempt, {spare}, executor_id, 'DISPATCH_LOST', false, 0, 0,"
         " granted_at, now() from rara.lease where step_run_id = '{open.running}'",
     ),
     plant(
@@ -140,6 +143,16 @@ PLANTS = (
         "failures_miscounted",
         "open.waiting",
         "update rara.waiting set failures = 0 where step_run_id = '{open.waiting}'",
+    ),
+    plant(
+        "budget_misjudged",
+        "retried.b",
+        "update rara.step_attempt set reason = 'HANDLER_FAILED' where step_run_id = '{retried.b}' and attempt = 2",
+    ),
+    plant(
+        "budget_misjudged",
+        "retried.b",
+        "update rara.step_attempt set reason = 'DISPATCH_LOST' where step_run_id = '{retried.b}' and attempt = 1",
     ),
     plant(
         "budget_overrun",
@@ -253,12 +266,23 @@ PLANTS = (
         "done",
         UNCHECKED_RUNS,
         "update rara.workflow_run set state = 'failed' where workflow_run_id = '{done}'",
+        also=("failed_step_wrong",),
     ),
     plant(
         "run_wrong_end",
         "failed",
         UNCHECKED_RUNS,
         "update rara.workflow_run set state = 'cancelled' where workflow_run_id = '{failed}'",
+    ),
+    plant(
+        "failed_step_wrong",
+        "failed.b",
+        "update rara.workflow_run set failed_step_run_id = '{failed.b}' where workflow_run_id = '{failed}'",
+    ),
+    plant(
+        "failed_step_wrong",
+        "failed",
+        "update rara.workflow_run set failed_step_run_id = null where workflow_run_id = '{failed}'",
     ),
     plant(
         "run_state_behind",
@@ -461,6 +485,15 @@ async def test_a_planted_violation_is_found_where_it_is(history: MixedHistory, p
 
 def test_every_rule_has_a_planted_violation() -> None:
     assert {plant.rule for plant in PLANTS} == {rule.name for rule in RULES}
+
+
+def test_the_queries_know_the_codes_that_the_domain_knows() -> None:
+    text = " ".join(query(f"check_{rule.name}") for rule in RULES)
+    listed = {
+        frozenset(re.findall(r"'(\w+)'", codes))
+        for codes in re.findall(r"reason (?:not )?in \(([^)]*)\)", text)
+    }
+    assert listed == {FREE, FAILS_THE_RUN, frozenset({"CANCELLED", "SIBLING_FAILED"})}
 
 
 async def test_all_are_counted_and_the_first_are_listed(history: MixedHistory) -> None:
