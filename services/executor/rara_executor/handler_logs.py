@@ -17,9 +17,10 @@ class HandlerLogs:
 
     def said(self, job: HeldJob, line: LogLine) -> None:
         """A line by job.log; its keys are marked, so that they cannot pass for ours."""
-        values = {f"handler_{key}": self._redactor.text(value) for key, value in line.values.items()}
+        text = self._redactor.text
+        values = {f"handler_{text(key)}": text(value) for key, value in line.values.items()}
         write = {"debug": log.debug, "warning": log.warning, "error": log.error}.get(line.level, log.info)
-        write("handler.said", said=self._redactor.text(line.event), **values, **job.names)
+        write("handler.said", said=text(line.event), **values, **job.names)
 
     def line(self, runner: Runner, job: HeldJob | None, stream: str, line: bytes) -> None:
         """A line that a runner printed. job: whose it is, if that is known."""

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any, TypeVar
 
 from rara_executor import payload, text
 from rara_executor.codes import Code
-from rara_executor.errors import JobFailure
+from rara_executor.errors import JobFailure, PayloadInvalid
 from rara_executor.job_artifacts import Artifacts, BlockingArtifacts
 from rara_executor.ports import AsyncPort, BlockingPort, check
 from rara_executor.runner_protocol import FromRunner, LogLine, Progress, RecordEffect, StartJob
 
 MAX_METRICS = 256
+_NAME = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}")  # the scheduler refuses others
 
 R = TypeVar("R")
 
@@ -113,6 +115,8 @@ class JobView:
         )
 
     def _recorded(self, name: str) -> tuple[bool, Any]:
+        if not _NAME.fullmatch(name):
+            raise PayloadInvalid("effect name", "", "must have 1 to 255 printable characters")
         known = self._effects.get(name)
         return known is not None, payload.decode(known.encode()) if known else None
 

@@ -6,6 +6,7 @@ from rara.v1 import common_pb2, job_pb2
 
 from rara_executor import text
 from rara_executor.child_process import ProcessExit
+from rara_executor.codes import Code
 from rara_executor.redaction import Redactor
 from rara_executor.runner_protocol import Failed, Progress, RecordEffect, StartJob
 from rara_executor.runner_protocol import InputInfo as Input
@@ -27,7 +28,7 @@ class EventFactory:
     def progress(self, lease: job_pb2.Lease, progress: Progress) -> job_pb2.ProgressEvent:
         message = job_pb2.JobProgress(
             message=text.cut(self._redactor.text(progress.message), text.MAX_PROGRESS_BYTES),
-            metrics=progress.metrics,
+            metrics={self._redactor.text(name): value for name, value in progress.metrics.items()},
         )
         if progress.fraction is not None:
             message.fraction = progress.fraction
@@ -93,7 +94,8 @@ def failed_by_executor(lease: job_pb2.Lease, code: str, message: str) -> Failed:
         lease_token=lease.lease_token,
         code=str(code),
         message=text.valid(message),
-        retryable=None,
+        # The handler would name the same thing in the same way again.
+        retryable=False if code == Code.FIELD_INVALID else None,
         retry_after_s=None,
         stack_trace="",
         details=None,
