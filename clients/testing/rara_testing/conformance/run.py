@@ -15,7 +15,7 @@ from rara_scheduler.transport.direct import DirectLink
 
 from rara_testing.conformance import rules
 from rara_testing.conformance.scenario import Scenario, Way, scenarios
-from rara_testing.conformance.script import Broken, Script
+from rara_testing.conformance.script import PATIENCE_S, Broken, Script
 from rara_testing.conformance.target import SLOTS, Target, TargetFailed
 from rara_testing.scripted_scheduler import ScriptedScheduler, Session
 
@@ -44,9 +44,13 @@ async def verify(
     target: Target,
     *,
     only: Sequence[str] = (),
+    patience_s: float = PATIENCE_S,
     on_outcome: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
-    """Play every scenario, or those named. Raises TargetFailed when the executor cannot be met at all."""
+    """Play every scenario, or those named. patience_s: how long a step waits for what it expects.
+
+    Raises TargetFailed when the executor cannot be met at all.
+    """
     chosen = [scenario for scenario in scenarios() if not only or scenario.name in only]
     outcomes = []
     async with ScriptedScheduler() as scheduler, contextlib.AsyncExitStack() as stack:
@@ -54,14 +58,22 @@ async def verify(
         meeting = _Meeting(scheduler, target)
         stack.push_async_callback(meeting.end)
         for number, scenario in enumerate(chosen, 1):
-            outcome = await _play(scenario, scheduler, target, meeting, base=number * _TOKENS)
+            script = Script(
+                scenario,
+                scheduler,
+                target,
+                base=number * _TOKENS,
+                meet=meeting.next,
+                patience_s=patience_s,
+            )
+            outcome = await _play(script, scenario, scheduler, target, meeting)
             outcomes.append(outcome)
             on_outcome(outcome)
     return outcomes
 
 
 async def _play(
-    scenario: Scenario, scheduler: ScriptedScheduler, target: Target, meeting: "_Meeting", *, base: int
+    script: Script, scenario: Scenario, scheduler: ScriptedScheduler, target: Target, meeting: "_Meeting"
 ) -> Outcome:
     started = time.monotonic()
 
@@ -73,8 +85,7 @@ async def _play(
     if scenario.needs_process and not target.is_ours:
         return outcome(Verdict.LEFT_OUT, "needs --command")
     await meeting.end()
-    tokens = range(base, base + _TOKENS)
-    script = Script(scenario, scheduler, target, base=base, meet=meeting.next)
+    tokens = range(script.base, script.base + _TOKENS)
     try:
         await script.play()
         frames = [

@@ -13,7 +13,7 @@ from rara_testing.conformance.scenario import Scenario, ScenarioInvalid, Way
 from rara_testing.conformance.target import SECRET_NAME, STOP_S, Target, TargetFailed
 from rara_testing.scripted_scheduler import ScriptedScheduler, Session, blob_artifact, digest_of, job
 
-WITHIN_S: Final = 10.0  # for whatever a step waits for, where it does not say
+PATIENCE_S: Final = 10.0  # how long a step waits, where it does not say
 HEARTBEAT_S: Final = 0.4
 SILENCE_S: Final = 4.0
 LEASE_S: Final = 30.0
@@ -53,12 +53,14 @@ class Script:
         *,
         base: int,
         meet: Callable[[], Awaitable[Session]],
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._scenario = scenario
         self._scheduler = scheduler
         self._target = target
-        self._base = base
+        self.base = base
         self._meet = meet
+        self._patience_s = patience_s
         self._leases: dict[int, job_pb2.Lease] = {}
         self.jobs_sent: dict[int, int] = {}  # by the session's place
         self.ended_process = False
@@ -80,7 +82,11 @@ class Script:
             try:
                 # A list is one thing that the verb takes whole; a mapping names its parts.
                 await (verb(**step.given) if isinstance(step.given, Mapping) else verb(step.given))
-            except (AssertionError, TargetFailed) as error:
+            except (
+                AssertionError,
+                TargetFailed,
+                ValueError,
+            ) as error:  # ValueError: no JSON where it should be
                 text = str(error).partition("\n")[0] or "not kept"
                 raise Broken(f"step {number}, {step.verb} {json.dumps(step.given)}: {text}") from None
             except TypeError as error:
@@ -129,7 +135,7 @@ class Script:
     ) -> job_pb2.JobRequest:
         """secret: hand the planted one over, as `probe`. artifacts: {name, text, inline}."""
         request = job(
-            token + self._base,
+            token + self.base,
             kind,
             lease_s=lease_s,
             artifacts=tuple(self._artifact(**given) for given in artifacts),
@@ -146,7 +152,7 @@ class Script:
 
     async def do_acknowledge(self, token: int, through: int, missing: tuple[int, ...] = ()) -> None:
         """Acknowledge a lease's events up to a number, but for the missing ones."""
-        self._session.acknowledge(token + self._base, through, tuple(missing))
+        self._session.acknowledge(token + self.base, through, tuple(missing))
 
     async def do_acknowledge_all(self) -> None:
         """From here on store and acknowledge by itself, what came before included."""
@@ -154,23 +160,23 @@ class Script:
         for token in self._leases:
             seen = self._events(token)
             for event in seen:
-                self._scheduler.stored.setdefault(token + self._base, {})[event.sequence] = event
+                self._scheduler.stored.setdefault(token + self.base, {})[event.sequence] = event
             if seen:
-                self._session.acknowledge(token + self._base, max(event.sequence for event in seen))
+                self._session.acknowledge(token + self.base, max(event.sequence for event in seen))
 
     async def do_refuse(self, token: int, sequence: int, code: str, size: int = 0) -> None:
         """Refuse one event. size: of the probe's artifact, whose digest the refusal names."""
-        refusal = dispatch_pb2.EventRefusal(lease_token=token + self._base, sequence=sequence, code=code)
+        refusal = dispatch_pb2.EventRefusal(lease_token=token + self.base, sequence=sequence, code=code)
         if size:
             refusal.digests.append(digest_of(pattern(size)))
         self._session.send(acks=dispatch_pb2.EventAcks(refusals=[refusal]))
 
     async def do_lose(self, tokens: list[int]) -> None:
         """From here on these leases are somebody else's."""
-        self._scheduler.lost |= {token + self._base for token in tokens}
+        self._scheduler.lost |= {token + self.base for token in tokens}
 
     async def do_cancel(self, token: int, reason: str = "CANCELLED", grace_s: float = 1.0) -> None:
-        self._session.cancel_job(token + self._base, reason=reason, grace_s=grace_s)
+        self._session.cancel_job(token + self.base, reason=reason, grace_s=grace_s)
 
     async def do_renew_nothing(self) -> None:
         """From here on answer heartbeats without a renewal."""
@@ -217,7 +223,7 @@ class Script:
     # ---------------------------------------------------------------- what the executor must do
 
     def _events(self, token: int) -> list[job_pb2.ProgressEvent]:
-        number = token + self._base
+        number = token + self.base
         return [
             event
             for session in self._scheduler.sessions
@@ -225,7 +231,8 @@ class Script:
             if event.lease.lease_token == number
         ]
 
-    async def _until(self, ask: Callable[[], Any], what: str, within_s: float) -> Any:
+    async def _until(self, ask: Callable[[], Any], what: str, within_s: float | None) -> Any:
+        within_s = self._patience_s if within_s is None else within_s
         try:
             return await self._scheduler.until(ask, what, bound_s=within_s)
         except AssertionError:
@@ -239,10 +246,14 @@ class Script:
         token: int,
         sequence: int | None = None,
         times: int = 1,
-        within_s: float = WITHIN_S,
+        last: bool = False,
+        within_s: float | None = None,
         **facts: Any,
     ) -> None:
-        """An event of the lease comes, for the so many-eth time, and has these facts; `is` names its kind."""
+        """An event of the lease comes, for the so many-eth time, and has these facts; `is` names its kind.
+
+        last: the newest of the kind that is there has them.
+        """
         kind = str(facts.pop("is"))
 
         def found() -> list[job_pb2.ProgressEvent]:
@@ -253,7 +264,7 @@ class Script:
             ]
 
         await self._until(lambda: len(found()) >= times, f"{kind} of {token} (time {times})", within_s)
-        event = found()[times - 1]
+        event = found()[-1 if last else times - 1]
         lease = self._leases[token]
         assert event.lease == lease, f"its lease is {event.lease}, not {lease}"
         _check(event, kind, facts)
@@ -275,12 +286,12 @@ class Script:
         lists: tuple[int, ...] = (),
         leaves_out: tuple[int, ...] = (),
         answered: bool = False,
-        within_s: float = WITHIN_S,
+        within_s: float | None = None,
     ) -> None:
         """A new heartbeat lists these leases and not those; answered: it says that our answers arrive."""
         seen = len(self._session.of("heartbeat"))
-        listed = {token + self._base for token in lists}
-        left_out = {token + self._base for token in leaves_out}
+        listed = {token + self.base for token in lists}
+        left_out = {token + self.base for token in leaves_out}
 
         def fits(beat: dispatch_pb2.Heartbeat) -> bool:
             named = set(beat.lease_tokens)
@@ -292,7 +303,7 @@ class Script:
             within_s,
         )
 
-    async def do_rejection(self, token: int, code: str, within_s: float = WITHIN_S) -> None:
+    async def do_rejection(self, token: int, code: str, within_s: float | None = None) -> None:
         """The job is refused before anything of it has run."""
 
         def rejected() -> list[str]:
@@ -301,7 +312,7 @@ class Script:
                 for session in self._scheduler.sessions
                 for batch in session.of("rejections")
                 for rejection in batch.rejections
-                if rejection.lease.lease_token == token + self._base
+                if rejection.lease.lease_token == token + self.base
             ]
 
         await self._until(rejected, f"rejection of {token}", within_s)
@@ -309,11 +320,11 @@ class Script:
         kinds = [event.WhichOneof("event") for event in self._events(token)]
         assert "running" not in kinds, "it ran all the same"
 
-    async def do_receipt(self, token: int, within_s: float = WITHIN_S) -> None:
+    async def do_receipt(self, token: int, within_s: float | None = None) -> None:
         """The executor says that the cancel request has arrived."""
 
         def received() -> bool:
-            number = token + self._base
+            number = token + self.base
             return any(
                 number in receipts.lease_tokens
                 for session in self._scheduler.sessions
@@ -326,11 +337,14 @@ class Script:
         self,
         holds: tuple[int, ...] = (),
         finished: tuple[int, ...] = (),
-        within_s: float = WITHIN_S,
+        within_s: float | None = None,
     ) -> None:
         """The executor is met again, and says exactly what it holds. finished: those of which the handler has ended."""
-        async with asyncio.timeout(within_s):
-            await self._next_session()
+        try:
+            async with asyncio.timeout(self._patience_s if within_s is None else within_s):
+                await self._next_session()
+        except TimeoutError:
+            raise AssertionError("it did not come back") from None
         mine = {lease.lease_token: token for token, lease in self._leases.items()}
         held = {
             mine[h.lease.lease_token]: h
@@ -341,7 +355,7 @@ class Script:
         ended = sorted(token for token, h in held.items() if h.finished)
         assert ended == sorted(finished), f"finished are {ended}"
 
-    async def do_credit(self, limit: int, within_s: float = WITHIN_S) -> None:
+    async def do_credit(self, limit: int, within_s: float | None = None) -> None:
         """So many jobs are allowed since the session began."""
         await self._until(
             lambda: any(credit.limit >= limit for credit in self._session.of("credit")),
@@ -360,11 +374,11 @@ class Script:
         for kind in kinds:
             assert set(versions) <= offered.get(kind, set()), f"{kind} is not offered in {versions}"
 
-    async def do_drained(self, within_s: float = WITHIN_S) -> None:
+    async def do_drained(self, within_s: float | None = None) -> None:
         """The executor says that it takes no new job."""
         await self._until(lambda: self._session.of("drain"), "drain", within_s)
 
-    async def do_goodbye(self, within_s: float = WITHIN_S) -> None:
+    async def do_goodbye(self, within_s: float | None = None) -> None:
         """Where it dials: the session ends with Goodbye. Where it is dialled there is none."""
         if self._target.way is Way.SESSION:
             await self._until(lambda: self._session.of("goodbye"), "goodbye", within_s)
