@@ -38,6 +38,9 @@ soak: $(VENV)/.dev ## the long tests, then the fault tests ROUNDS times in a row
 compose-test: $(VENV)/.dev ## images and compose file on a container engine, through kills, cuts and restarts
 	@scripts/compose-test.sh $(ARGS)
 
+conformance: $(VENV)/.dev ## play the contract against our executors, both ways
+	@scripts/conformance.sh
+
 check: $(VENV)/.dev ## style, types, generated code, contract, migrations
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
