@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PACKAGING := pyproject.toml requirements/installer.lock scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-crash up test soak chaos compose-test check proto lock clean
+.PHONY: help setup demo demo-crash up test soak chaos conformance compose-test check proto lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
