@@ -96,6 +96,15 @@ with held as materialized (
 )
 select lease_token, cancel_reason, extract(epoch from cancel_grace)::float8 as cancel_grace_s from held;
 
+-- name: renew_held_lease
+-- Renew one lease (step $1, token $2, executor $3) that a committer holds: wait for it, holding nothing else. No row:
+-- it is gone, or is to end.
+update rara.lease l
+   set expires_at = greatest(l.expires_at, now() + make_interval(secs => $4::float8))
+ where l.step_run_id = $1::uuid and l.lease_token = $2::bigint and l.executor_id = $3::uuid
+   and l.cancel_requested_at is null
+returning l.lease_token;
+
 -- name: current_tokens
 -- Which of the tokens $2 of the steps $1 are current.
 select l.lease_token

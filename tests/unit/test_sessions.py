@@ -67,10 +67,10 @@ def test_a_session_unheard_of_for_two_heartbeats_gets_nothing() -> None:
     assert one.free_credit() == 0
 
 
-def test_a_session_that_has_not_heard_our_last_two_answers_gets_nothing() -> None:
+def test_a_session_that_has_not_heard_an_answer_for_an_interval_gets_nothing() -> None:
     one = session()
     one.credit_limit = 1
-    one.heartbeat_number, one.answered = 7, 5
+    one.heartbeat_number, one.answered = 7, 6
     assert one.free_credit() == 1
     one.heartbeat_number = 8
     assert one.free_credit() == 0

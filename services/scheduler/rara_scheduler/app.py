@@ -55,6 +55,7 @@ from rara_scheduler.store.sessions import SessionStore
 from rara_scheduler.store.start import RunStarter
 from rara_scheduler.store.sweeps import SweepStore
 from rara_scheduler.store.watch import WatchReads
+from rara_scheduler.transport import connections
 from rara_scheduler.transport.artifacts import ArtifactServicer
 from rara_scheduler.transport.dispatch import DispatchServicer, Terms
 from rara_scheduler.transport.workflow import WorkflowServicer
@@ -198,6 +199,7 @@ class Scheduler:
             dispatch=self._dispatch,
             heartbeats=self._heartbeats,
             blobs=blob_checks,
+            rebalance_after_s=connections.rebalance_after_s(s.connection_age_s),
             stopping=self._stop_asked.is_set,
         )
         self._direct = DirectLoop(
@@ -388,9 +390,8 @@ class Scheduler:
 
 def _server_options(settings: Settings) -> list[tuple[str, int]]:
     return [
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.http2.ping_timeout_ms", 10_000),
+        *connections.keepalive_options(),
+        *connections.age_options(settings.connection_age_s),
         ("grpc.max_receive_message_length", settings.max_frame_bytes),
         ("grpc.max_send_message_length", 64 * 1024 * 1024),
         (

@@ -118,10 +118,13 @@ class Session:
         return self._overflowed
 
     def proven(self) -> bool:
-        """Whether both directions have shown themselves lately: only then a job is sent."""
+        """Whether both directions have shown themselves lately: only then a job is sent.
+
+        A heartbeat tells of the answer to the one before, so a dead way there shows within two intervals.
+        """
         return (
             self.clock() - self.last_heartbeat_at <= 2 * self.heartbeat_s
-            and self.heartbeat_number - self.answered <= 2
+            and self.heartbeat_number - self.answered <= 1
         )
 
     @property

@@ -71,6 +71,9 @@ class Settings(BaseSettings):
     """One artifact in the blob store."""
     upload_expires_s: Positive = 24 * 3600.0
     """From an upload's creation; what is stored of an unfinished one goes then."""
+    connection_age_s: Positive = 1800.0
+    """How long a connection takes new calls. Executors are then asked to come again, over a new one that a load
+    balancer may lead elsewhere; their jobs run on."""
     max_sessions: Annotated[int, Field(ge=1)] = 1000
     """Executors connected to this scheduler at one time."""
     commit_batch: Annotated[int, Field(ge=1, le=5000)] = 1000

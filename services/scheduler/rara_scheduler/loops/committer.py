@@ -1,7 +1,9 @@
 """Adaptive group commit: flush at once when idle, gather only while a commit runs."""
 
 import asyncio
+import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -16,6 +18,7 @@ log = structlog.get_logger(__name__)
 
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 2.0
+_LONGEST_COMMIT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +39,19 @@ class Committer:
     the events that the executors' windows allow.
     """
 
-    def __init__(self, store: CommitStore, aftermath: Aftermath, *, batch: int) -> None:
+    def __init__(
+        self,
+        store: CommitStore,
+        aftermath: Aftermath,
+        *,
+        batch: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._aftermath = aftermath
         self._batch = batch
+        self._size = batch  # of the next transaction, by how long the last ones took
+        self._clock = clock
         self._queue: deque[Submission] = deque()
         self._queued: Counter[str] = Counter()
         self._tokens: Counter[int] = Counter()
@@ -78,16 +90,19 @@ class Committer:
                 self._idle.set()
                 continue
             batch, reporters, taken = self._gather()
+            began_at = self._clock()
             try:
                 result = await self._commit(batch)
             except (Fault, Conflict, DataRefused) as error:
                 # Nothing was stored. Keep it all and try again.
                 self._queue.extendleft(reversed(taken))
+                self._size = max(1, len(taken) // 2)  # it may have been too much for one transaction
                 log.warning("commit.deferred", error=str(error), waiting=len(self._queue), wait_s=wait_s)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
             wait_s = _FIRST_WAIT_S
+            self._resize(len(taken), self._clock() - began_at)
             self._put_behind([submission for submission in taken if submission.lease_token in result.busy])
             self._held_up -= {reports.lease_token for reports in batch}
             self._held_up |= result.busy
@@ -95,6 +110,13 @@ class Committer:
             self._aftermath.committed(result, reporters)
             if len(result.busy) == len(batch):
                 await asyncio.sleep(_FIRST_WAIT_S)  # nothing could be done: look again, but not at once
+
+    def _resize(self, taken: int, took_s: float) -> None:
+        """Where the database is slow, transactions get shorter: leases that are locked cannot be renewed."""
+        if took_s > _LONGEST_COMMIT_S:
+            self._size = max(1, int(taken * _LONGEST_COMMIT_S / took_s))
+        elif taken >= self._size:
+            self._size = min(self._batch, 2 * self._size)
 
     async def _commit(self, batch: list[LeaseReports]) -> BatchResult:
         """Somebody may hold a run of the batch: others wait for that once, and not again."""
@@ -138,7 +160,7 @@ class Committer:
         taken: list[Submission] = []
         by_token: dict[int, _Gathered] = {}
         deferred: list[Submission] = []
-        while self._queue and len(taken) + len(deferred) < self._batch:
+        while self._queue and len(taken) + len(deferred) < self._size:
             submission = self._queue.popleft()
             gathered = by_token.setdefault(submission.lease_token, _Gathered(submission))
             if gathered.take(submission):

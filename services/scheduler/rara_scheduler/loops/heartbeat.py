@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 from rara.v1 import dispatch_pb2
@@ -18,6 +19,15 @@ log = structlog.get_logger(__name__)
 
 _DOUBTFUL_BEATS = 3
 _HELD_RETRIES = 3  # for leases that a committer held at that moment
+
+
+@dataclass(slots=True)
+class _Owed:
+    """A beat of which some leases, by token, could not be renewed at once."""
+
+    session: Session
+    number: int
+    tokens: dict[int, str]  # and their steps
 
 
 class HeartbeatLoop:
@@ -46,6 +56,8 @@ class HeartbeatLoop:
         self._pending: dict[str, tuple[Session, int, Sequence[int]]] = {}
         self._doubtful: set[str] = set()
         self._arrived = asyncio.Event()
+        self._owed: dict[str, _Owed] = {}  # by executor, what its newest beat waits for
+        self._owing = asyncio.Event()
         self._seen_at = clock()
 
     def take(self, session: Session, beat: dispatch_pb2.Heartbeat) -> None:
@@ -97,6 +109,51 @@ class HeartbeatLoop:
 
     async def run(self) -> None:
         """Renew until cancelled. A failed renewal is tried again by the next beat: leases outlast several."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._renew_beats(), name="heartbeats")
+            tasks.create_task(self._renew_held(), name="heartbeats of held leases")
+
+    async def _renew_held(self) -> None:
+        """Stand in line for leases that a committer holds whenever a beat comes.
+
+        One at a time, so that no transaction waits for a second row while it holds a first.
+        """
+        while True:
+            await self._owing.wait()
+            self._owing.clear()
+            for executor_id, owed in list(self._owed.items()):
+                for token, step_run_id in list(owed.tokens.items()):
+                    try:
+                        is_renewed = await self._leases.renew_held(step_run_id, token, executor_id)
+                    except (Fault, Conflict, DataRefused):
+                        self._owing.set()  # the committer is at it still
+                        await asyncio.sleep(self._heartbeat_s / 10)
+                        continue
+                    self._settle(executor_id, token, is_renewed=is_renewed)
+
+    def _settle(self, executor_id: str, token: int, *, is_renewed: bool) -> None:
+        """What the newest beat waited for is renewed by now, also where the wait began with an older one."""
+        owed = self._owed.get(executor_id)
+        if owed is None:
+            return
+        if not is_renewed:
+            del self._owed[executor_id]  # the next beat tells
+            return
+        owed.tokens.pop(token, None)
+        if owed.tokens:
+            return
+        del self._owed[executor_id]
+        session = owed.session
+        session.renewed = max(session.renewed, owed.number)
+        session.send(
+            dispatch_pb2.ConnectResponse(
+                heartbeat_ack=dispatch_pb2.HeartbeatAck(
+                    number=session.heartbeat_number, renewed=session.renewed
+                )
+            )
+        )
+
+    async def _renew_beats(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._heartbeat_s):
@@ -128,6 +185,7 @@ class HeartbeatLoop:
                     unknown.setdefault(session.executor_id, []).append(token)
                 else:
                     wanted.append((held.step_run_id, token, session.executor_id))
+        steps = {token: step_run_id for step_run_id, token, _ in wanted}
         renewed, lost, busy = await self._leases.renew(wanted)
         for _ in range(_HELD_RETRIES):
             if not busy:
@@ -137,7 +195,12 @@ class HeartbeatLoop:
             renewed |= again
             lost |= gone
         for session, number, tokens in beats:
-            if not any(token in busy for token in tokens):
+            held_up = {token: steps[token] for token in tokens if token in busy}
+            if held_up:
+                self._owed[session.executor_id] = _Owed(session, number, held_up)
+                self._owing.set()
+            else:
+                self._owed.pop(session.executor_id, None)
                 session.renewed = max(session.renewed, number)
             mine_lost = [token for token in tokens if token in lost]
             for token in mine_lost:

@@ -171,6 +171,17 @@ class LeaseStore:
         lost = frozenset(token for _, token in rest if token not in current)
         return renewed, lost, current
 
+    async def renew_held(self, step_run_id: str, lease_token: int, executor_id: str) -> bool:
+        """Renew one lease that a committer holds, after it. False: it is gone, or is to end.
+
+        Raises LockTimeout when the committer takes too long.
+        """
+        async with self._database.connection(Lane.ENGINE) as connection:
+            row = await connection.fetchrow(
+                query("renew_held_lease"), step_run_id, lease_token, executor_id, self._lease_s
+            )
+        return row is not None
+
     async def current(self, tokens: Sequence[tuple[str, int]]) -> frozenset[int]:
         """Of (step_run_id, lease_token) pairs, the tokens that are current."""
         if not tokens:

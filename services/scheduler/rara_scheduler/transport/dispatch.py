@@ -129,6 +129,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         dispatch: DispatchLoop,
         heartbeats: HeartbeatLoop,
         blobs: BlobChecks,
+        rebalance_after_s: float,
         stopping: Callable[[], bool],
     ) -> None:
         self._scheduler_id = scheduler_id
@@ -141,6 +142,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         self._dispatch = dispatch
         self._heartbeats = heartbeats
         self._blobs = blobs
+        self._rebalance_after_s = rebalance_after_s
         self._stopping = stopping
         self._open = 0
         self._none_open = asyncio.Event()
@@ -308,6 +310,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         """
         writer = asyncio.create_task(_write(session, stream), name="session writer")
         reader: asyncio.Task[Any] | None = None
+        aging = asyncio.get_running_loop().call_later(self._rebalance_after_s, session.end, "REBALANCE")
         try:
             while True:
                 reader = asyncio.create_task(_read(stream), name="session reader")
@@ -334,6 +337,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                     await writer
                     return True
         finally:
+            aging.cancel()
             for task in (reader, writer):
                 if task is not None:
                     _abandon(task)
@@ -367,6 +371,14 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         return False
 
     def _take_events(self, session: Session, batch: dispatch_pb2.EventBatch) -> None:
+        # Looked at before anything is taken: each new session could bring one more frame.
+        waiting = self._committer.queued(session.executor_id) + len(session.tasks)
+        if waiting + len(batch.events) > 2 * self._terms.event_window:
+            raise Fault(
+                Code.QUEUE_FULL,
+                f"more than twice the event_window of {self._terms.event_window} is unacknowledged",
+                retry_after_s=1.0,
+            )
         refused = dispatch_pb2.EventAcks()
         for event in batch.events:
             token = event.lease.lease_token
@@ -385,13 +397,6 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 self._submit(session, held, report)
         if refused.refusals:
             session.send(dispatch_pb2.ConnectResponse(acks=refused))
-        waiting = self._committer.queued(session.executor_id) + len(session.tasks)
-        if waiting > 2 * self._terms.event_window:
-            raise Fault(
-                Code.QUEUE_FULL,
-                f"more than twice the event_window of {self._terms.event_window} is unacknowledged",
-                retry_after_s=1.0,
-            )
 
     async def _submit_when_whole(
         self, session: Session, held: Held, report: Report, digests: list[BlobDigest]
