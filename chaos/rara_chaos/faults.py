@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 _RETRY_S = 0.2
 _DELAY_S = 0.2
+_SWALLOW_S = 0.3
 _INJECT_S = 30.0  # a fault finds its target within this, in spite of the others
 _SCHEDULERS = "rara-scheduler%"
 # What a fault meets while another one has PostgreSQL.
@@ -126,6 +127,8 @@ class Injector:
                 await _stalled(_used(stack.links.values(), fault.target), hold_s, Direction.TO_CLIENT)
             case Kind.LINK_DELAYED:
                 await _delayed(_used(stack.links.values(), fault.target), hold_s)
+            case Kind.LINK_SWALLOWED:
+                await _swallowed(_used(stack.links.values(), fault.target))
             case Kind.CLIENT_LINK_RESET:
                 _used(stack.client_links, fault.target).reset()
             case Kind.DATABASE_LINK_CUT:
@@ -133,6 +136,8 @@ class Injector:
             case Kind.DATABASE_LINK_STALLED:
                 link = _used(stack.database_links, fault.target)
                 await _stalled(link, hold_s, Direction.TO_SERVER, Direction.TO_CLIENT)
+            case Kind.DATABASE_LINK_SWALLOWED:
+                await _swallowed(_used(stack.database_links, fault.target))
             case _:
                 await self._do_in_database(fault)
 
@@ -218,6 +223,15 @@ async def _stalled(proxy: FaultProxy, hold_s: float, *directions: Direction) -> 
     proxy.stall(*directions)
     try:
         await asyncio.sleep(hold_s)
+    finally:
+        proxy.resume()
+
+
+async def _swallowed(proxy: FaultProxy) -> None:
+    """The open connections are forgotten: nothing arrives any more, and nobody is ever told."""
+    proxy.drop_idle(0.0)
+    try:
+        await asyncio.sleep(_SWALLOW_S)
     finally:
         proxy.resume()
 

@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from rara_chaos.schedule import Kind
-from rara_chaos.verdict import Verdict
+from rara_chaos.verdict import Recovery, Verdict
 
 _MIB = 1024 * 1024
 _SHOWN = 20
@@ -49,7 +50,7 @@ class Report:
         lines += [
             f"effects: {verdict.effects}; done again after a crash before the record: {verdict.effects_repeated}",
             f"calls repeated: {dict(self.refusals)}",
-            f"longest recovery after the kill of an executor: {verdict.longest_recovery_s:.2f} s",
+            _recovery(verdict.longest_recovery),
             "memory, MiB: first, last, most",
         ]
         lines += [
@@ -79,6 +80,14 @@ class Report:
                 "steps": verdict.steps,
                 "attempts": verdict.attempts,
                 "effects": verdict.effects,
-                "longest_recovery_s": round(verdict.longest_recovery_s, 3),
+                "longest_recovery_s": round(verdict.longest_recovery.seconds, 3),
             }
         )
+
+
+def _recovery(longest: Recovery) -> str:
+    line = f"longest recovery after the kill of an executor: {longest.seconds:.2f} s"
+    if not longest.step_run_id:
+        return line
+    killed = datetime.fromtimestamp(longest.killed_at, UTC)
+    return f"{line} (step {longest.step_run_id}, {longest.executor} killed at {killed:%H:%M:%S.%f})"

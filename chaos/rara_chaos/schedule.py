@@ -31,9 +31,11 @@ class Kind(StrEnum):
     LINK_STALLED_TO_SCHEDULER = "link_stalled_to_scheduler"
     LINK_STALLED_TO_EXECUTOR = "link_stalled_to_executor"
     LINK_DELAYED = "link_delayed"
+    LINK_SWALLOWED = "link_swallowed"
     CLIENT_LINK_RESET = "client_link_reset"
     DATABASE_LINK_CUT = "database_link_cut"
     DATABASE_LINK_STALLED = "database_link_stalled"
+    DATABASE_LINK_SWALLOWED = "database_link_swallowed"
     ALL_KILLED = "all_killed"
 
 

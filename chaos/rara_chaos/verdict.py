@@ -38,6 +38,16 @@ class Attempt:
     ended_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How long a step whose executor was killed waited until it ran again."""
+
+    seconds: float
+    step_run_id: str = ""
+    executor: str = ""
+    killed_at: float = 0.0  # wall time
+
+
 @dataclass(slots=True)
 class Verdict:
     """violations, lost, stranded: each names what it is about."""
@@ -50,7 +60,7 @@ class Verdict:
     attempts: int = 0
     effects: int = 0
     effects_repeated: int = 0  # by a crash between doing and recording: allowed, and worth knowing
-    longest_recovery_s: float = 0.0
+    longest_recovery: Recovery = Recovery(0.0)
     reasons: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -94,7 +104,8 @@ async def judge(
     for attempt in attempts:
         reason = attempt.reason or "SUCCEEDED"
         verdict.reasons[reason] = verdict.reasons.get(reason, 0) + 1
-    verdict.longest_recovery_s = max(recoveries(attempts, executors), default=0.0)
+    recovered = recoveries(attempts, executors)
+    verdict.longest_recovery = max(recovered, key=lambda one: one.seconds, default=Recovery(0.0))
     return verdict
 
 
@@ -296,15 +307,15 @@ async def read_attempts(connection: Connection) -> list[Attempt]:
     ]
 
 
-def recoveries(attempts: Sequence[Attempt], executors: Iterable[Service]) -> list[float]:
-    """Seconds from each SIGKILL of an executor to the next attempt's `running`, for each step that it ran."""
+def recoveries(attempts: Sequence[Attempt], executors: Iterable[Service]) -> list[Recovery]:
+    """From each SIGKILL of an executor to the next attempt's `running`, for each step that it ran."""
     kills = {executor.command.name: executor.kills for executor in executors}
     found = []
     for index, attempt in enumerate(attempts):
-        if attempt.started_at is None:
+        if attempt.started_at is None or attempt.reason != "LEASE_EXPIRED":
             continue
         for killed_at in kills.get(attempt.executor, ()):
-            if not attempt.started_at < killed_at < attempt.ended_at or attempt.reason != "LEASE_EXPIRED":
+            if not attempt.started_at < killed_at < attempt.ended_at:
                 continue
             following = (
                 later.started_at
@@ -312,5 +323,7 @@ def recoveries(attempts: Sequence[Attempt], executors: Iterable[Service]) -> lis
                 if later.step_run_id == attempt.step_run_id and later.started_at is not None
             )
             if (started_at := next(following, None)) is not None:
-                found.append(started_at - killed_at)
+                found.append(
+                    Recovery(started_at - killed_at, attempt.step_run_id, attempt.executor, killed_at)
+                )
     return found

@@ -15,7 +15,7 @@ from rara_chaos.stack import LEASE_S, SWEEP_S, Stack
 from rara_chaos.verdict import Attempt, read_attempts
 from rara_client import Client
 from rara_testing.database_faults import kill_server
-from support.stack_runs import StackRuns, until_quiet, until_running
+from support.stack_runs import StackRuns, until_connected, until_quiet, until_running
 
 E, S, P = "executor", "scheduler", "postgres"
 SUBSETS = ({E}, {S}, {P}, {E, S}, {E, P}, {S, P}, {E, S, P})
@@ -26,13 +26,15 @@ RUNS = ("chaos-single",) * 4
 
 
 async def kill_and_restart(stack: Stack, parts: set[str]) -> tuple[float, float]:
-    """SIGKILL the parts at once and start them again; when that was, and how long until all were back."""
+    """SIGKILL the parts at once and start them again; when that was, and how long until all were connected."""
     services = [*(stack.executors if E in parts else ()), *(stack.schedulers if S in parts else ())]
     killed_at = time.time()
     ends = [service.kill() for service in services]
     await asyncio.gather(*ends, *([kill_server(stack.postgres)] if P in parts else []))
     starts = [service.start() for service in services]
     await asyncio.gather(*starts, *([stack.postgres.start()] if P in parts else []))
+    if S in parts:
+        await until_connected(stack.postgres.dsn, killed_at)
     return killed_at, time.time() - killed_at
 
 

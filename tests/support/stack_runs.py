@@ -53,6 +53,13 @@ async def until_running(dsn: str, count: int, *, bound_s: float = 20.0) -> None:
     )
 
 
+async def until_connected(dsn: str, since: float, *, bound_s: float = 20.0) -> None:
+    """Wait until an executor has connected since then (wall time)."""
+    await _until(
+        dsn, f"select exists (select from rara.executor where connected_at > to_timestamp({since}))", bound_s
+    )
+
+
 async def until_quiet(dsn: str, *, bound_s: float = 60.0) -> None:
     """Wait until every run has ended and nothing is leased."""
     await _until(

@@ -1,0 +1,36 @@
+"""The chaos runner from end to end: its exit code, and the line that it ends with."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from rara_chaos.schedule import Kind
+from rara_testing.processes import Processes
+
+pytestmark = pytest.mark.soak
+
+
+async def test_a_minute_of_chaos_breaks_no_promise(tmp_path: Path) -> None:
+    async with Processes(tmp_path) as processes:
+        chaos = await processes.start("chaos", [sys.executable, "-m", "rara_chaos", "--duration", "60"])
+        lines = await chaos.output(300)
+        assert chaos.returncode == 0, "\n".join(lines)
+        said = json.loads(lines[-1])
+        assert lines[0].startswith(f"seed {said['seed']},")
+        assert (said["violations"], said["lost"], said["stranded"]) == (0, 0, 0)
+        assert set(said["faults"]) == set(Kind)
+        assert all(said["faults"].values())
+        assert 0 < said["steps"] <= said["attempts"]
+
+
+async def test_ctrl_c_ends_it_with_all_its_processes(tmp_path: Path) -> None:
+    async with Processes(tmp_path) as processes:
+        command = [sys.executable, "-m", "rara_chaos", "--duration", "60", "--seed", "1"]
+        chaos = await processes.start("chaos", command)
+        await chaos.expect_line(r"\d s  \w+, begun", 60)
+        chaos.interrupt()
+        assert await chaos.wait(60) == 128 + signal.SIGINT
+        assert "stopped" in chaos.lines[-1]
+        assert chaos.children() == []
