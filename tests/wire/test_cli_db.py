@@ -64,9 +64,9 @@ async def test_a_check_names_what_is_broken_and_exits_with_7(database_url: str, 
         await world.raw.execute("delete from rara.ready where step_run_id = $1", history.ids["fresh.b"])
         broken = await rara(*where)
         assert broken.code == 7
-        assert [line.split()[:3] for line in broken.lines if line.startswith("step_nowhere")] == [
-            ["step_nowhere", history.ids["fresh"], history.ids["fresh.b"]]
-        ]
+        assert broken.lines[1].split() == ["step_nowhere", history.ids["fresh.b"], '{"step_name":"b"}']
+        wide = await rara(*where, "-o", "wide")
+        assert wide.lines[1].split()[:3] == ["step_nowhere", history.ids["fresh.b"], history.ids["fresh"]]
         assert "run_total: 3 against: a run has all of its steps\n" in broken.err
         document = (await rara(*where, "-o", "json", "--limit", "1")).json
         assert (document["is_clean"], document["total"]) == (False, 4)

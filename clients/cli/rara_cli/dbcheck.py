@@ -20,8 +20,8 @@ _QUERY_TIMEOUT_S = 600.0
 
 _COLUMNS: tuple[Column[Violation], ...] = (
     Column("RULE", lambda item: item.rule, is_whole=True),
-    Column("RUN", lambda item: item.workflow_run_id, is_whole=True),
-    Column("STEP", lambda item: item.step_run_id, is_whole=True),
+    Column("STEP OR RUN", lambda item: item.step_run_id or item.workflow_run_id, is_whole=True),
+    Column("OF RUN", lambda item: item.workflow_run_id if item.step_run_id else "", wide_only=True),
     Column("FACTS", lambda item: dumps(item.facts)),
 )
 
@@ -114,7 +114,8 @@ def _show_table(session: Session, report: Report) -> None:
     if report.is_clean:
         print(f"history breaks none of {len(report.findings)} rules")
         return
-    for line in render(report.violations, _COLUMNS, width=width(session), in_color=session.in_color):
+    columns = [column for column in _COLUMNS if session.output == "wide" or not column.wide_only]
+    for line in render(report.violations, columns, width=width(session), in_color=session.in_color):
         print(line)
     session.note("")
     for line in _summary([finding for finding in report.findings if finding.total]):
