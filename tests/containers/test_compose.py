@@ -22,6 +22,8 @@ STOP_S = {
     "scheduler": SchedulerSettings.model_fields["stop_s"].default,
     "python-executor": ExecutorSettings.model_fields["executor_stop_s"].default,
 }
+# What a busy machine adds; the compose file grants more.
+BUSY_S = 5.0
 SWEEP_S = SchedulerSettings.model_fields["sweep_s"].default
 
 
@@ -104,7 +106,7 @@ async def test_a_stop_reaches_the_services_and_what_ran_goes_on_after_up(system:
         stopping = await event_at(system, service, f"{prefix}.stopping")
         stopped = await event_at(system, service, f"{prefix}.stopped")
         assert stopping < stopped
-        assert container.finished_at - stopping < timedelta(seconds=STOP_S[service])
+        assert container.finished_at - stopping < timedelta(seconds=STOP_S[service] + BUSY_S)
     assert len(lines(system.work / "starts")) == len(STEPS)
 
     await system.up()
@@ -116,7 +118,7 @@ async def test_a_stop_reaches_the_services_and_what_ran_goes_on_after_up(system:
     for step in steps.values():
         assert (step.attempt, step.failures, len(step.attempts)) == (2, 0, 2)
         assert (step.attempts[0].reason, step.attempts[0].spent) == ("EXECUTOR_SHUTDOWN", False)
-        assert step.attempts[1].leased_at - opened_at < timedelta(seconds=2 * SWEEP_S)
+        assert step.attempts[1].leased_at - opened_at < timedelta(seconds=2 * SWEEP_S + BUSY_S)
     assert counts(system.work / "effects") == dict.fromkeys(STEPS, 1)
     assert counts(system.work / "starts") == dict.fromkeys(STEPS, 2)
 

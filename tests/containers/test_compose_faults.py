@@ -185,11 +185,11 @@ async def test_a_rolling_restart_of_all_parts_spends_no_attempt(system: ComposeP
 
 
 async def test_containers_that_are_added_take_part(system: ComposeProject) -> None:
-    await system.up("--scale", "scheduler=2", "--scale", "python-executor=3", "--no-recreate")
+    await system.up("--no-deps", "--no-recreate", "--scale", "python-executor=3", "python-executor")
     async with Client.connect(await system.address()) as client, asyncio.timeout(30):
         while True:
             ready = [one async for one in client.list_executors() if one.free_credit]
             if len({one.executor_name for one in ready}) >= 3:
                 break
             await asyncio.sleep(0.2)
-    await system.up("--scale", "scheduler=2", "--scale", "python-executor=2", "--no-recreate")
+    await system.up("--no-deps", "--no-recreate", "--scale", "python-executor=2", "python-executor")
