@@ -48,10 +48,11 @@ LOST = Expected(attempt=2, ended=("DISPATCH_LOST",))
 
 
 async def started(world: RunningScheduler, name: str, folder: Path) -> str:
-    """The run's id, also where the fault hits before the answer: the same key gives the same run."""
+    """The run's id, also where a fault hits before the answer: equal calls give the same definition and run."""
 
     async def start() -> str:
         try:
+            await world.define(name, {name: {"kind": "faulty.charge"}})
             return await world.start(name, value={"folder": str(folder)}, idempotency_key=name)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -64,7 +65,6 @@ async def started(world: RunningScheduler, name: str, folder: Path) -> str:
 async def charged(world: RunningScheduler, folder: Path, point: str, relay: FrameRelay) -> asyncpg.Record:
     """Run one step into the fault that is armed at the point; the step's row, when the run has ended."""
     name = f"at {point}".replace(" ", "-")
-    await world.define(name, {name: {"kind": "faulty.charge"}})
     run_id = await started(world, name, folder)
     assert await world.until_run(run_id, "succeeded", "failed", "cancelled") == "succeeded", point
     async with asyncio.timeout(15):
