@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -214,7 +215,7 @@ async def two_schedulers(
     database_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[RunningScheduler, RunningScheduler, FaultProxy]]:
     """Steps are submitted to the first; the executors are at the second, which listens through the proxy."""
-    poll = {"poll_s": 1.0, "sweep_s": 1.0}
+    poll: dict[str, Any] = {"poll_s": 1.0, "sweep_s": 1.0}
     async with (
         running_scheduler(database_url, folder / "a", **poll) as first,
         proxied(database_url) as (proxy, url),

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -240,7 +241,7 @@ async def stall_one(
     database_url: str, folder: Path, *, normal_s: float, stalled_s: float, least: float
 ) -> None:
     # The scheduler's idle_in_transaction_session_timeout equals its statement timeout.
-    settings = {"statement_timeout_s": 2.0, "accept_timeout_s": 1.0}
+    settings: dict[str, Any] = {"statement_timeout_s": 2.0, "accept_timeout_s": 1.0}
     async with running_scheduler(database_url, folder, **settings) as world:
         await world.define("wide", {f"s{n}": {} for n in range(500)})
         killed = await killed_sessions(world)
@@ -406,7 +407,7 @@ async def test_notifications_are_merged_and_come_from_no_transaction_of_work(
     """Steps are submitted where no executor is, so that every one of them is worth a hint."""
     heard = Heard()
     # Without polling nothing but the hint can start a step soon.
-    settings = {"poll_s": 5.0, "sweep_s": 5.0}
+    settings: dict[str, Any] = {"poll_s": 5.0, "sweep_s": 5.0}
     async with (
         running_scheduler(database_url, tmp_path / "a", **settings) as first,
         running_scheduler(database_url, tmp_path / "b", **settings) as second,

@@ -374,7 +374,11 @@ async def test_a_cleanup_that_fails_shows_in_health_and_goes_on_when_it_can(
         " $$ begin perform pg_sleep(5); return old; end $$;"
         "create trigger slow before delete on rara.step_run for each statement execute function rara.wait()"
     )
-    settings = {"retention_days": KEEP_DAYS, "retention_every_s": 0.2, "statement_timeout_s": 0.3}
+    settings: dict[str, Any] = {
+        "retention_days": KEEP_DAYS,
+        "retention_every_s": 0.2,
+        "statement_timeout_s": 0.3,
+    }
     async with running_scheduler(database_url, tmp_path, **settings) as world:
         async with grpc.aio.insecure_channel(world.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
