@@ -31,6 +31,7 @@ async def executor(scheduler: ScriptedScheduler, tmp_path: Path) -> AsyncIterato
 KINDS = ["accepted", "running", "progress", "succeeded"]
 
 
+@pytest.mark.case("S06")
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_cut_around_any_event_loses_and_repeats_nothing(
@@ -169,6 +170,7 @@ async def test_progress_without_a_session_is_merged_into_the_newest(
     assert sequences == list(range(1, len(sequences) + 1))
 
 
+@pytest.mark.case("ORDER-1", "S06")
 async def test_missing_events_are_sent_again_when_asked_for(
     scheduler: ScriptedScheduler, executor: Executor
 ) -> None:
@@ -207,6 +209,7 @@ async def test_a_full_window_holds_events_back_until_acknowledgements_come(
             await scheduler.event(token, "succeeded")
 
 
+@pytest.mark.case("S06")
 async def test_frames_that_come_twice_change_nothing(
     scheduler: ScriptedScheduler, executor: Executor
 ) -> None:
