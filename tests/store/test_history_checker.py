@@ -514,3 +514,24 @@ async def test_a_live_database_is_not_asked_what_is_overdue(history: MixedHistor
     report = await check(history.world.raw)
     left_out = {rule.name for rule in RULES if rule.needs is Needs.OVERDUE}
     assert report.counts.keys() == {rule.name for rule in RULES} - left_out
+
+
+async def test_what_lies_about_of_removed_runs_breaks_no_rule(history: MixedHistory) -> None:
+    raw = history.world.raw
+    transaction = raw.transaction(isolation="repeatable_read")
+    await transaction.start()
+    try:
+        removed = await raw.fetchval(
+            "select runs from rara.remove_runs(array(select workflow_run_id from rara.workflow_run),"
+            " now() + interval '1 day')"
+        )
+        left = await raw.fetchval(
+            "select count(*) from rara.step_event e left join rara.step_run s using (step_run_id)"
+            " where s.step_run_id is null"
+        )
+        report = await check_all(raw)
+    finally:
+        await transaction.rollback()
+    assert removed == await raw.fetchval("select count(*) from rara.workflow_run where ended_at is not null")
+    assert left > 0
+    assert report.broken == {}
