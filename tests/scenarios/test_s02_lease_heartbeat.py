@@ -240,7 +240,7 @@ async def play(database_url: str, folder: Path, *, steps: int, executors: int, s
             return bool(tally.refused)
 
         try:
-            await until(all_over, "end of all runs", 60.0)
+            await until(all_over, "end of all runs", 120.0)
             await until(late_ones_answered, "answer to a late result")
         finally:
             for task in tasks:
