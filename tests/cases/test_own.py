@@ -47,10 +47,11 @@ async def world(database_url: str) -> AsyncIterator[StoreWorld]:
 
 @pytest_asyncio.fixture
 async def two(database_url: str, tmp_path: Path) -> AsyncIterator[list[RunningScheduler]]:
-    """Two schedulers over one database, with time for a page to be read and put aside."""
+    """Two schedulers over one database, whose leases outlast what a busy machine may hold up."""
     async with AsyncExitStack() as stack:
         schedulers = [
-            await stack.enter_async_context(running_scheduler(database_url, tmp_path)) for _ in range(2)
+            await stack.enter_async_context(running_scheduler(database_url, tmp_path, lease_s=3.0))
+            for _ in range(2)
         ]
         await keep_trail(schedulers[0].raw)
         yield schedulers
