@@ -146,7 +146,7 @@ async def test_a_stop_reaches_a_service_that_is_still_starting(system: ComposePr
         assert time.monotonic() - began < STOP_S[service]
         code = int(await docker("inspect", "-f", "{{.State.ExitCode}}", container))
         assert code in {0, 128 + signal.SIGTERM}
-        await docker("rm", container)
+        await docker("rm", "-v", container)
 
 
 async def test_what_a_killed_handler_leaves_behind_is_reaped(system: ComposeProject) -> None:
