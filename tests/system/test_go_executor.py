@@ -185,9 +185,14 @@ async def test_what_cannot_be_stored_is_refused_by_path_and_disturbs_nobody(
 async def test_a_cancel_is_confirmed_also_by_a_handler_that_ignores_it(
     world: RunningScheduler, processes: Processes, tmp_path: Path
 ) -> None:
-    executor = await spawn_go_executor(processes, world.address, tmp_path, slots=2)
+    executor = await spawn_go_executor(processes, world.address, tmp_path, slots=3)
     run_id = await start(
-        world, {"obeys": probe("sleep", {"seconds": 60}), "ignores": probe("ignore_cancel", {"seconds": 4})}
+        world,
+        {
+            "obeys": probe("sleep", {"seconds": 60}),
+            "ignores": probe("ignore_cancel", {"seconds": 60}),  # in a process, which is killed
+            "leaks": probe("leak", {"seconds": 4}),  # in a goroutine, which nothing can end
+        },
     )
     await until_all(world, run_id, "running")
     await world.cancel(run_id)

@@ -15,7 +15,7 @@ import (
 )
 
 // Artifacts of one job: named inputs, and the outputs so far.
-type Artifacts struct{ held *engine.Job }
+type Artifacts struct{ held *engine.Work }
 
 // InputArtifact is verified bytes that the step was given.
 type InputArtifact struct {
@@ -65,7 +65,7 @@ func (a *Artifacts) Open(ctx context.Context, name string) (*InputArtifact, erro
 	if err != nil {
 		return nil, err
 	}
-	path, err := a.held.OpenInput(ctx, artifact)
+	path, err := a.held.OpenInput(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("input artifact %q: %w", name, err)
 	}

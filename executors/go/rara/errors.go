@@ -48,13 +48,7 @@ func newError(code string, retryable bool, format string, args []any) *Error {
 
 // CancelReason is why the handler with this context is to stop, a code of docs/reference/failures.md; empty while it
 // is not.
-func CancelReason(ctx context.Context) string {
-	var stopped *engine.Stopped
-	if errors.As(context.Cause(ctx), &stopped) {
-		return stopped.Reason
-	}
-	return ""
-}
+func CancelReason(ctx context.Context) string { return engine.ReasonOf(ctx) }
 
 // failed is a handler's error as the contract has it.
 func failed(err error, limitBytes int) *engine.Failed {

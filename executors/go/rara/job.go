@@ -50,12 +50,12 @@ type AnyJob struct {
 	// Artifacts are the inputs, and the outputs so far.
 	Artifacts *Artifacts
 
-	held    *engine.Job
+	held    *engine.Work
 	mu      sync.Mutex
 	effects map[string]*effect
 }
 
-func newAnyJob(held *engine.Job) *AnyJob {
+func newAnyJob(held *engine.Work) *AnyJob {
 	request := held.Request
 	job := &AnyJob{
 		StepRunID:      request.Lease.StepRunId,
@@ -87,7 +87,7 @@ func (j *AnyJob) Scratch() (string, error) {
 }
 
 // EndsAt is the deadline or the attempt's timeout, whichever is first; false: there is neither.
-func (j *AnyJob) EndsAt() (time.Time, bool) { return j.held.EndsAt() }
+func (j *AnyJob) EndsAt() (time.Time, bool) { return j.held.EndsAt, !j.held.EndsAt.IsZero() }
 
 // Checkpoint decodes the newest checkpoint that an earlier attempt has stored. False: there is none.
 func (j *AnyJob) Checkpoint(into any) (bool, error) {

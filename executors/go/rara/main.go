@@ -22,6 +22,7 @@ const (
 // Main is the body of a program that is an executor: it reads the environment and the command line, runs until a signal
 // ends it, and exits. The first SIGTERM or SIGINT drains; the second one ends at once.
 func Main(registry *Registry) {
+	ServeChild(registry)
 	os.Exit(run(registry, os.Args, os.LookupEnv, os.Stdout, os.Stderr))
 }
 

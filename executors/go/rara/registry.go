@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"sort"
 
+	"github.com/rara-run/rara/executors/go/internal/child"
 	"github.com/rara-run/rara/executors/go/internal/codes"
 	"github.com/rara-run/rara/executors/go/internal/engine"
 )
@@ -26,11 +28,14 @@ type Handler[In, Out any] func(ctx context.Context, job *Job[In]) (Out, error)
 // Registry is the operations that an executor offers, each under a kind and a version.
 type Registry struct {
 	operations map[[2]string]engine.Operation
+	handlers   map[[2]string]engine.Handler // as they were given, whichever process runs them
 	problems   []error
 }
 
 // NewRegistry offers nothing yet.
-func NewRegistry() *Registry { return &Registry{operations: map[[2]string]engine.Operation{}} }
+func NewRegistry() *Registry {
+	return &Registry{operations: map[[2]string]engine.Operation{}, handlers: map[[2]string]engine.Handler{}}
+}
 
 // Option changes how an operation is run.
 type Option func(*engine.Operation) error
@@ -44,6 +49,33 @@ func MaxConcurrency(jobs int) Option {
 		operation.MaxConcurrency = jobs
 		return nil
 	}
+}
+
+// InProcess runs each job of the operation in a process of its own: this program again, of which Main or ServeChild
+// must then be the first call. Such a handler can be ended, with all that it has started, when it does not stop, and
+// what brings its process down costs nobody else. A job costs the start of a process.
+func InProcess() Option {
+	return func(operation *engine.Operation) error {
+		operation.Handler = child.Run
+		return nil
+	}
+}
+
+// ServeChild runs the job and exits, if this process was started for one, and does nothing else. Programs that do not
+// call Main and have operations InProcess call it first.
+func ServeChild(registry *Registry) {
+	if !child.IsChild() {
+		return
+	}
+	options, _ := FromEnvironment(os.LookupEnv) // the executor itself has refused what is wrong
+	err := child.Serve(func(kind, version string) engine.Handler {
+		return registry.handlers[[2]string{kind, version}]
+	}, options.Logger)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "rara: child: %v\n", err)
+		os.Exit(exitFailed)
+	}
+	os.Exit(exitOK)
 }
 
 // Register offers the handler under a kind and a version. What cannot be registered is reported by NewExecutor, all at
@@ -72,6 +104,7 @@ func Register[In, Out any](registry *Registry, kind, version string, handler Han
 		problem("it is registered twice")
 	}
 	registry.operations[[2]string{kind, version}] = operation
+	registry.handlers[[2]string{kind, version}] = untyped(handler)
 }
 
 // all operations, by kind and version.
@@ -92,7 +125,7 @@ func (r *Registry) all() ([]engine.Operation, error) {
 }
 
 func untyped[In, Out any](handler Handler[In, Out]) engine.Handler {
-	return func(ctx context.Context, held *engine.Job) ([]byte, *engine.Failed) {
+	return func(ctx context.Context, held *engine.Work) ([]byte, *engine.Failed) {
 		job := &Job[In]{AnyJob: newAnyJob(held)}
 		if err := decode(held.Request.Input.GetData(), &job.Input); err != nil {
 			return nil, &engine.Failed{Code: codes.InputInvalid, Message: "input " + err.Error()}

@@ -230,7 +230,7 @@ func TestSilenceEndsTheSessionAndNotTheJob(t *testing.T) {
 	t.Parallel()
 	w := run(t, offer("k", func(ctx context.Context, _ *rara.Job[any]) (any, error) { <-ctx.Done(); return nil, ctx.Err() }))
 	first := w.scheduler.Session(t)
-	first.Welcome(scripted.Terms{Heartbeat: 50 * time.Millisecond, Silence: 200 * time.Millisecond})
+	first.Welcome(scripted.Terms{Heartbeat: 200 * time.Millisecond, Silence: 2 * time.Second})
 	first.Jobs(scripted.Job(1, "k", `1`))
 	first.Running(t, 1)
 	first.Mute()
@@ -269,9 +269,7 @@ func TestHeartbeatsRenewWhatRunsAndSayWhatWasAnswered(t *testing.T) {
 		}
 		return count >= 3
 	})
-	if !w.executor.IsReady() {
-		t.Error("heartbeats are answered: it is ready")
-	}
+	until(t, "readiness", w.executor.IsReady) // heartbeats are answered
 	w.session.Cancel(5, "CANCELLED", time.Second)
 	w.session.Ended(t, 5)
 }

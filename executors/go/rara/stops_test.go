@@ -105,7 +105,7 @@ func TestAHandlerThatIgnoresItsContextIsReportedAndFenced(t *testing.T) {
 
 func TestWithoutARenewalTheHandlerIsFencedAtFiveSixths(t *testing.T) {
 	t.Parallel()
-	const lease = 1200 * time.Millisecond
+	const lease = 6 * time.Second
 	stopped := make(chan time.Time, 1)
 	w := run(t, offer("k", func(ctx context.Context, _ *rara.Job[any]) (any, error) {
 		<-ctx.Done()
@@ -114,14 +114,14 @@ func TestWithoutARenewalTheHandlerIsFencedAtFiveSixths(t *testing.T) {
 	}))
 	w.session = w.scheduler.Session(t)
 	w.session.Stale() // the scheduler lives, and its database does not
-	w.session.Welcome(scripted.Terms{Heartbeat: 100 * time.Millisecond, Silence: 5 * time.Second})
+	w.session.Welcome(scripted.Terms{Heartbeat: 100 * time.Millisecond, Silence: 20 * time.Second})
 	job := scripted.Job(1, "k", `1`)
 	job.LeaseDuration = durationpb.New(lease)
 	sent := time.Now()
 	w.session.Jobs(job)
 	failed := w.session.Failed(t, 1)
 	after := receive(t, "stop", stopped).Sub(sent)
-	if failed.GetCode() != "LEASE_EXPIRED" || !strings.HasPrefix(failed.Message, "no heartbeat was renewed for 1.0") {
+	if failed.GetCode() != "LEASE_EXPIRED" || !strings.HasPrefix(failed.Message, "no heartbeat was renewed for 5.") {
 		t.Errorf("got %v", failed)
 	}
 	if after < lease*5/6 || after > lease {
@@ -133,12 +133,12 @@ func TestRenewalsKeepTheHandlerRunning(t *testing.T) {
 	t.Parallel()
 	w := run(t, offer("k", obeying))
 	w.session = w.scheduler.Session(t)
-	w.session.Welcome(scripted.Terms{Heartbeat: 100 * time.Millisecond, Silence: 5 * time.Second})
+	w.session.Welcome(scripted.Terms{Heartbeat: 200 * time.Millisecond, Silence: 20 * time.Second})
 	job := scripted.Job(1, "k", `1`)
-	job.LeaseDuration = durationpb.New(600 * time.Millisecond)
+	job.LeaseDuration = durationpb.New(3 * time.Second)
 	w.session.Jobs(job)
 	w.session.Running(t, 1)
-	w.session.Until(t, "two leases' worth of heartbeats", beatsSince(len(w.session.Frames()), 12))
+	w.session.Until(t, "more than a lease's worth of heartbeats", beatsSince(len(w.session.Frames()), 20))
 	w.session.Cancel(1, "CANCELLED", time.Minute)
 	if got := w.session.Ended(t, 1).GetCancelled(); got == nil {
 		t.Error("it was fenced although it was renewed")
@@ -169,7 +169,7 @@ func TestALeaseThatPassedOnIsLeftWithoutAWord(t *testing.T) {
 
 func TestTheExecutorsOwnTimersAreASecondLine(t *testing.T) {
 	t.Parallel()
-	short := durationpb.New(150 * time.Millisecond)
+	short := durationpb.New(time.Second)
 	for reason, set := range map[string]func(*rarav1.JobRequest){
 		"DEADLINE_EXCEEDED": func(job *rarav1.JobRequest) { job.TimeRemaining = short },
 		"ATTEMPT_TIMEOUT":   func(job *rarav1.JobRequest) { job.AttemptTimeout = short },
@@ -181,7 +181,7 @@ func TestTheExecutorsOwnTimersAreASecondLine(t *testing.T) {
 			w := start(t, offer("k", func(ctx context.Context, job *rara.Job[any]) (any, error) {
 				_, has := ctx.Deadline()
 				deadlines <- has
-				for range 3 { // reports keep the progress timeout away
+				for range 20 { // reports keep the progress timeout away
 					_ = job.Progress(rara.Progress{Message: "still here"})
 					time.Sleep(75 * time.Millisecond)
 				}
@@ -204,14 +204,15 @@ func TestTheExecutorsOwnTimersAreASecondLine(t *testing.T) {
 func TestAStopLetsJobsFinishAndSaysGoodbye(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
-	w := start(t, offer("k", func(context.Context, *rara.Job[any]) (any, error) { <-release; return "done", nil }))
+	w := start(t, offer("k", func(context.Context, *rara.Job[any]) (any, error) { <-release; return "done", nil }),
+		func(o *rara.Options) { o.Stop = 10 * time.Second })
 	w.session.Jobs(scripted.Job(1, "k", `1`))
 	w.session.Running(t, 1)
 	w.stop()
 	w.session.Until(t, "Drain", func(frames []*rarav1.ConnectRequest) bool {
 		for _, frame := range frames {
 			if within := frame.GetDrain().GetFinishWithin(); within != nil {
-				return within.AsDuration() > 0 && within.AsDuration() < 2*time.Second
+				return within.AsDuration() > 0 && within.AsDuration() < 10*time.Second
 			}
 		}
 		return false

@@ -18,8 +18,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	rara.ServeChild(inProcess())
 	flag.Parse()
-	_ = flag.Set("test.parallel", "16") // most of a test is waiting
+	_ = flag.Set("test.parallel", "8") // most of a test is waiting
 	goleak.VerifyTestMain(m)
 }
 

@@ -81,9 +81,14 @@ func (a *jobArtifacts) made() ([]*rarav1.Artifact, []*rarav1.Digest) {
 	return a.manifest, a.consumed
 }
 
-// OpenInput returns a path with the verified bytes of an input artifact.
-func (j *Job) OpenInput(ctx context.Context, artifact *rarav1.Artifact) (string, error) {
-	return j.artifacts.open(ctx, artifact)
+// OpenInput is Port's.
+func (j *Job) OpenInput(ctx context.Context, name string) (string, error) {
+	for _, artifact := range j.Request.InputArtifacts {
+		if artifact.Name == name {
+			return j.artifacts.open(ctx, artifact)
+		}
+	}
+	return "", &codes.Failure{Code: codes.ArtifactMissing, Message: fmt.Sprintf("no input artifact %q", name)}
 }
 
 func (a *jobArtifacts) open(ctx context.Context, artifact *rarav1.Artifact) (string, error) {
@@ -132,7 +137,7 @@ type Output struct {
 	DerivedFrom           []*rarav1.Digest
 }
 
-// PutOutput stores what content gives, and lists it in the manifest.
+// PutOutput is Port's.
 func (j *Job) PutOutput(ctx context.Context, output Output, content io.Reader) (*rarav1.Digest, error) {
 	if err := context.Cause(j.ctx); err != nil {
 		return nil, err

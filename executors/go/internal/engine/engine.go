@@ -7,12 +7,14 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/rara-run/rara/executors/go/internal/codes"
 	"github.com/rara-run/rara/executors/go/internal/redact"
 	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
 )
@@ -53,7 +55,7 @@ type Operation struct {
 }
 
 // Handler runs one job, and returns its output as JSON, or why there is none.
-type Handler func(ctx context.Context, job *Job) (output []byte, failed *Failed)
+type Handler func(ctx context.Context, work *Work) (output []byte, failed *Failed)
 
 // Failed is a failure as the contract has it. Retryable nil: by the code's default.
 type Failed struct {
@@ -70,6 +72,31 @@ type Failed struct {
 type Stopped struct{ Reason string }
 
 func (s *Stopped) Error() string { return "the job is to stop: " + s.Reason }
+
+// ReasonOf a cancelled context; empty: it is not to stop, or for a reason that is not ours.
+func ReasonOf(ctx context.Context) string {
+	var stopped *Stopped
+	if errors.As(context.Cause(ctx), &stopped) {
+		return stopped.Reason
+	}
+	return ""
+}
+
+// JobLogger says whose line it is.
+func JobLogger(logger *slog.Logger, request *rarav1.JobRequest) *slog.Logger {
+	lease := request.Lease
+	return logger.With("step_run_id", lease.StepRunId, "workflow_run_id", request.WorkflowRunId,
+		"attempt", lease.Attempt, "lease_token", lease.LeaseToken, "kind", request.Kind)
+}
+
+// FailureOf is an error of the SDK itself, with the code that it has or another one.
+func FailureOf(err error, code string) *codes.Failure {
+	var failure *codes.Failure
+	if errors.As(err, &failure) {
+		return failure
+	}
+	return &codes.Failure{Code: code, Message: err.Error()}
+}
 
 // duration of the wire, or the default where it is absent or nothing.
 func durationOr(given *durationpb.Duration, otherwise time.Duration) time.Duration {

@@ -30,7 +30,7 @@ func config(t *testing.T, scheduler *scripted.Scheduler) engine.Config {
 		ExecutorName: "test",
 		ExecutorKind: "go",
 		Operations: []engine.Operation{{Kind: "k", Version: "1.0.0",
-			Handler: func(context.Context, *engine.Job) ([]byte, *engine.Failed) { return []byte("1"), nil }}},
+			Handler: func(context.Context, *engine.Work) ([]byte, *engine.Failed) { return []byte("1"), nil }}},
 		Slots:     4,
 		Grace:     time.Second,
 		Stop:      time.Second,

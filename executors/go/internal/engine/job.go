@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"time"
 
@@ -41,18 +42,39 @@ type Report struct {
 	Checkpoint []byte
 }
 
-// Job is one attempt, from its request to the acknowledgement of its last event. Exported fields do not change while
-// the handler runs.
-type Job struct {
+// Work is one job as its handler sees it, in whichever process the handler runs. It does not change.
+type Work struct {
 	Request         *rarav1.JobRequest
 	Secrets         map[string]string
 	Scratch         string // a folder for this attempt alone; it may still have to be made
 	MaxPayloadBytes int
+	EndsAt          time.Time // the deadline or the attempt's timeout, whichever is first; zero: there is neither
 	Logger          *slog.Logger
+	Port
+}
+
+// Port leads from a handler to whoever holds its job. The error is the context's cause when nobody listens any more.
+type Port interface {
+	Progress(report Report) error
+	// RecordEffect returns when the result is stored.
+	RecordEffect(ctx context.Context, name string, result []byte) error
+	// OpenInput returns a path with the verified bytes of an input artifact.
+	OpenInput(ctx context.Context, name string) (string, error)
+	// PutOutput stores what content gives, and lists it in the manifest.
+	PutOutput(ctx context.Context, output Output, content io.Reader) (*rarav1.Digest, error)
+	// OnKill says how to end the process that runs the handler, for a job that is to be stopped and does not stop.
+	// False: it is not to run any more.
+	OnKill(kill func()) bool
+}
+
+// Job is one attempt, from its request to the acknowledgement of its last event.
+type Job struct {
+	Request *rarav1.JobRequest
 
 	supervisor *Supervisor
 	operation  *Operation
 	artifacts  *jobArtifacts
+	scratch    string
 	receivedAt time.Time
 	ctx        context.Context // of the handler, from running on
 	interrupt  context.CancelCauseFunc
@@ -62,9 +84,9 @@ type Job struct {
 	inHandler       bool // its handler has not returned: the slot is taken, whatever was said of the job
 	clock           leaseclock.Clock
 	stop            *stop
-	checkpoint      *rarav1.Payload // the newest reported
-	secretsResolved bool
-	refusedSequence int64 // of the event that a terminal one has to replace
+	checkpoint      *rarav1.Payload   // the newest reported
+	secrets         map[string]string // nil: not resolved
+	refusedSequence int64             // of the event that a terminal one has to replace
 	refusals        int
 	stored          map[int64]chan struct{} // effects by sequence: closed when acknowledged
 	timers          jobTimers
@@ -77,10 +99,7 @@ func (j *Job) lease() *rarav1.Lease { return j.Request.Lease }
 
 func (j *Job) isLost() bool { return j.stop != nil && j.stop.kind == stopLost }
 
-// EndsAt is the deadline or the attempt's timeout, whichever is first; false: there is neither.
-func (j *Job) EndsAt() (time.Time, bool) { return j.ctx.Deadline() }
-
-// Progress reports how far the handler is. The error is the context's cause, when nobody listens any more.
+// Progress is Port's, as are the next.
 func (j *Job) Progress(report Report) error {
 	s := j.supervisor
 	s.mu.Lock()
@@ -97,7 +116,7 @@ func (j *Job) Progress(report Report) error {
 	return nil
 }
 
-// RecordEffect returns when the result is stored.
+// RecordEffect is Port's.
 func (j *Job) RecordEffect(ctx context.Context, name string, result []byte) error {
 	s := j.supervisor
 	s.mu.Lock()
@@ -118,8 +137,7 @@ func (j *Job) RecordEffect(ctx context.Context, name string, result []byte) erro
 	}
 }
 
-// OnKill says how to end the process that runs the handler, for a job that is to be stopped and does not stop. It
-// returns false if that is so already.
+// OnKill is Port's.
 func (j *Job) OnKill(kill func()) bool {
 	j.supervisor.mu.Lock()
 	defer j.supervisor.mu.Unlock()

@@ -107,15 +107,15 @@ func (s *Supervisor) take(request *rarav1.JobRequest) {
 	}
 	scratch := filepath.Join(s.scratch, strconv.FormatInt(request.Lease.LeaseToken, 10))
 	job := &Job{
-		Request: request, Scratch: scratch, MaxPayloadBytes: s.maxPayloadBytes,
+		Request:    request,
 		supervisor: s,
+		scratch:    scratch,
 		operation:  s.operations[[2]string{request.Kind, request.KindVersion}],
 		artifacts:  newJobArtifacts(s.store, request, scratch, s.maxInlineBytes),
 		receivedAt: time.Now(),
 		clock:      leaseclock.New(durationOr(request.LeaseDuration, defaultLease)),
 		stored:     map[int64]chan struct{}{},
 	}
-	job.Logger = s.log(job).WithGroup("handler") // so that its keys cannot pass for ours
 	s.jobs[job.token()] = job
 	s.armDeadline(job)
 	s.emit(s.events.accepted(job.lease()))
@@ -160,7 +160,7 @@ func (s *Supervisor) beginIfCertain(job *Job) {
 	if job.phase != ready || leaseclock.Now() >= job.clock.FenceAt() {
 		return
 	}
-	if len(job.Request.Secrets) > 0 && !job.secretsResolved {
+	if len(job.Request.Secrets) > 0 && job.secrets == nil {
 		job.phase = starting
 		s.spawn(func() { s.resolveSecrets(job) })
 		return
@@ -182,7 +182,7 @@ func (s *Supervisor) resolveSecrets(job *Job) {
 	if err != nil {
 		s.conclude(job, outcome{failed: failedBy(err, codes.SecretUnresolved)})
 	} else {
-		job.Secrets, job.secretsResolved, job.phase = values, true, ready
+		job.secrets, job.phase = values, ready
 		s.beginIfCertain(job)
 	}
 	s.afterChange()
@@ -193,8 +193,15 @@ func (s *Supervisor) start(job *Job) {
 	s.emit(s.events.running(job.lease(), "goroutine-"+strconv.FormatInt(job.token(), 10)))
 	s.armAttempt(job)
 	s.log(job).Debug("job.started")
-	job.ctx, job.interrupt = s.handlerContext(job)
-	go s.run(job)
+	work := &Work{
+		Request: job.Request, Secrets: job.secrets, Scratch: job.scratch, MaxPayloadBytes: s.maxPayloadBytes,
+		EndsAt: endsAt(job.Request, job.receivedAt), Port: job,
+		Logger: s.log(job).WithGroup("handler"), // so that its keys cannot pass for ours
+	}
+	job.ctx, job.interrupt = HandlerContext(s.base, job.Request, work.EndsAt)
+	go Call(job.ctx, job.operation.Handler, work, func(output []byte, failed *Failed) {
+		s.locked(func() { s.returned(job, outcome{output: output, failed: failed}) })
+	})
 }
 
 // returned takes in what the handler of a job has said, however late.
@@ -423,7 +430,7 @@ func (s *Supervisor) removeScratch(job *Job) {
 	if s.jobs[job.token()] == job {
 		return // a missing blob may still be asked for
 	}
-	s.spawn(func() { os.RemoveAll(job.Scratch) })
+	s.spawn(func() { os.RemoveAll(job.scratch) })
 }
 
 func (s *Supervisor) emit(event *rarav1.ProgressEvent) int64 {
@@ -459,10 +466,7 @@ func (s *Supervisor) afterChange() {
 	s.wake()
 }
 
-func (s *Supervisor) log(job *Job) *slog.Logger {
-	return s.config.Logger.With("step_run_id", job.lease().StepRunId, "workflow_run_id", job.Request.WorkflowRunId,
-		"attempt", job.lease().Attempt, "lease_token", job.token(), "kind", job.Request.Kind)
-}
+func (s *Supervisor) log(job *Job) *slog.Logger { return JobLogger(s.config.Logger, job.Request) }
 
 // logEnd logs successes at debug level: of short steps there are thousands a second.
 func (s *Supervisor) logEnd(job *Job, event *rarav1.ProgressEvent) {
@@ -483,11 +487,7 @@ func (s *Supervisor) spawn(work func()) {
 	}
 }
 
-// failedBy is an error of the SDK itself as a failure, with the code that it has or another one.
 func failedBy(err error, code string) *Failed {
-	var failure *codes.Failure
-	if errors.As(err, &failure) {
-		return &Failed{Code: failure.Code, Message: failure.Message}
-	}
-	return &Failed{Code: code, Message: err.Error()}
+	failure := FailureOf(err, code)
+	return &Failed{Code: failure.Code, Message: failure.Message}
 }

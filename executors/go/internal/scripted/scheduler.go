@@ -15,7 +15,7 @@ import (
 )
 
 // Wait is how long a test waits for what has to happen.
-const Wait = 10 * time.Second
+const Wait = 30 * time.Second
 
 // Scheduler accepts sessions, one after the other.
 type Scheduler struct {
@@ -112,7 +112,7 @@ type Session struct {
 // Welcome answers Hello: every held job goes on from what is acknowledged.
 func (s *Session) Welcome(terms Terms) {
 	if terms.Heartbeat == 0 {
-		terms.Heartbeat, terms.Silence = 200*time.Millisecond, 2*time.Second
+		terms.Heartbeat, terms.Silence = 200*time.Millisecond, 15*time.Second
 	}
 	welcome := &rarav1.Welcome{ProtocolVersion: 1, SessionId: "session", Acks: &rarav1.EventAcks{},
 		Terms: &rarav1.SessionTerms{

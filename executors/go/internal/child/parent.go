@@ -1,0 +1,167 @@
+package child
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rara-run/rara/executors/go/internal/codes"
+	"github.com/rara-run/rara/executors/go/internal/engine"
+	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
+)
+
+// Run is a handler that runs the job's real handler in a child.
+func Run(ctx context.Context, work *engine.Work) ([]byte, *engine.Failed) {
+	p, err := launch(work)
+	if err != nil {
+		return nil, &engine.Failed{Code: codes.RunnerCrashed, Message: "no process could be started: " + err.Error()}
+	}
+	return p.serve(ctx)
+}
+
+// parent is the executor's end of one child.
+type parent struct {
+	work     *engine.Work
+	command  *exec.Cmd
+	incoming *os.File
+	outgoing *os.File
+	writer   *writer
+	requests sync.WaitGroup
+	over     atomic.Bool // its number may soon be another process's
+}
+
+func launch(work *engine.Work) (*parent, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	fromChild, childOut, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	childIn, toChild, err := os.Pipe()
+	if err != nil {
+		fromChild.Close()
+		childOut.Close()
+		return nil, err
+	}
+	defer childOut.Close()
+	defer childIn.Close()
+	command := exec.Command(path)
+	command.Env = append(os.Environ(), mark+"=1")
+	command.Stderr = os.Stderr
+	command.ExtraFiles = []*os.File{childIn, childOut}
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := command.Start(); err != nil {
+		fromChild.Close()
+		toChild.Close()
+		return nil, err
+	}
+	return &parent{work: work, command: command, incoming: fromChild, outgoing: toChild, writer: newWriter(toChild)}, nil
+}
+
+// serve the child until its end, and with it the end of all that it has started.
+func (p *parent) serve(ctx context.Context) ([]byte, *engine.Failed) {
+	stopAsking := context.AfterFunc(ctx, func() { _ = p.writer.send(toChild{Cancel: engine.ReasonOf(ctx)}) })
+	if !p.work.OnKill(p.kill) {
+		p.kill()
+	}
+	said := p.converse(ctx)
+	p.kill() // what is left of its group
+	p.over.Store(true)
+	stopAsking()
+	p.outgoing.Close()
+	p.incoming.Close()
+	p.requests.Wait()
+	err := p.command.Wait()
+	if said != nil {
+		return said.Output, said.Failed
+	}
+	return nil, crashed(p.command.ProcessState, err)
+}
+
+// kill the child, and what it has started.
+func (p *parent) kill() {
+	if !p.over.Load() {
+		_ = syscall.Kill(-p.command.Process.Pid, syscall.SIGKILL)
+	}
+}
+
+// converse until the child has said how it ended; nil: it died before.
+func (p *parent) converse(ctx context.Context) *done {
+	request, err := proto.Marshal(p.work.Request)
+	if err != nil {
+		return nil
+	}
+	begin := &start{Request: request, Secrets: p.work.Secrets, Scratch: p.work.Scratch,
+		MaxPayloadBytes: p.work.MaxPayloadBytes}
+	if !p.work.EndsAt.IsZero() {
+		begin.LeftMs = max(1, time.Until(p.work.EndsAt).Milliseconds())
+	}
+	go func() { _ = p.writer.send(toChild{Start: begin}) }() // a large input fills the pipe of a child that died
+	decoder := json.NewDecoder(p.incoming)
+	for {
+		var message toParent
+		switch err := decoder.Decode(&message); {
+		case err != nil:
+			return nil
+		case message.Done != nil:
+			return message.Done
+		case message.Progress != nil:
+			_ = p.work.Progress(*message.Progress)
+		case message.Request != nil:
+			p.requests.Go(func() { p.answer(ctx, message.Request) })
+		}
+	}
+}
+
+func (p *parent) answer(ctx context.Context, asked *request) {
+	answer := &reply{ID: asked.ID}
+	var err error
+	switch {
+	case asked.Effect != "":
+		err = p.work.RecordEffect(ctx, asked.Effect, asked.Result)
+	case asked.Open != "":
+		answer.Path, err = p.work.OpenInput(ctx, asked.Open)
+	case asked.Put != nil:
+		answer.Digest, err = p.put(ctx, asked)
+	}
+	answer.Failure = asFailure(err)
+	_ = p.writer.send(toChild{Reply: answer})
+}
+
+func (p *parent) put(ctx context.Context, asked *request) (*rarav1.Digest, error) {
+	file, err := os.Open(asked.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(asked.Path)
+	defer file.Close()
+	return p.work.PutOutput(ctx, *asked.Put, file)
+}
+
+// crashed is the failure of a process that ended before its handler did.
+func crashed(state *os.ProcessState, err error) *engine.Failed {
+	failed := &engine.Failed{Code: codes.RunnerCrashed, Message: fmt.Sprintf("the runner ended: %v", err)}
+	if state == nil {
+		return failed
+	}
+	failed.Exit = &rarav1.RunnerExit{}
+	if usage, ok := state.SysUsage().(*syscall.Rusage); ok {
+		failed.Exit.PeakMemoryBytes = new(usage.Maxrss << 10)
+	}
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		failed.Exit.Signal = new(int32(status.Signal()))
+	} else {
+		failed.Exit.ExitCode = new(int32(state.ExitCode()))
+	}
+	return failed
+}
