@@ -13,7 +13,9 @@ if [ -z "$(find executors/go gen/go -name '*_test.go' 2>/dev/null)" ]; then
 elif ! command -v go >/dev/null; then
     left_out="go test: there is no \`go\` on the PATH"
 else
-    (cd executors/go && go test ./...) || status=1
+    race=
+    if command -v cc >/dev/null; then race=-race; fi # the race detector is linked by C's tools
+    (cd executors/go && go test $race ./...) || status=1
 fi
 if [ -n "$left_out" ]; then
     echo "left out: $left_out"
