@@ -9,7 +9,7 @@ from rara.v1 import common_pb2, job_pb2
 from rara_executor.outbox import MAX_UNSENT_PROGRESS, Outbox
 
 T0 = 1000.0
-TOKENS = (1, 2, 3)
+TOKENS = (1, 2)
 TOKEN = st.sampled_from(TOKENS)
 KINDS = ("accepted", "running", "progress", "progress", "progress", "effect")
 
@@ -166,6 +166,13 @@ class Sessions(RuleBasedStateMachine):
     def cut(self) -> None:
         self.outbox.rewind()
         self.flying.clear()
+
+    @rule(token=TOKEN, checkpoints=st.lists(st.booleans(), min_size=1, max_size=4))
+    def go_on_without_a_session(self, token: int, checkpoints: list[bool]) -> None:
+        """Progress is merged now, but not into what has left before: that may be stored."""
+        self.cut()
+        for checkpoint in checkpoints:
+            self.add(token, "progress", checkpoint, connected=False)
 
     @rule(token=TOKEN)
     def lose(self, token: int) -> None:
