@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rara_testing.conformance import Target, Way, verify
 from rara_testing.conformance.run import Verdict
+from support.go_executor import program
 
 PYTHON = f"{sys.executable} -m rara_executor --module rara_testing.probes"
 
@@ -16,3 +17,12 @@ async def test_the_python_executor_keeps_every_rule(way: Way, tmp_path: Path) ->
     assert [(o.scenario.name, o.detail) for o in outcomes if o.verdict is Verdict.BROKEN] == []
     kept = sum(outcome.verdict is Verdict.KEPT for outcome in outcomes)
     assert kept == len([o for o in outcomes if way in o.scenario.ways])
+
+
+@pytest.mark.needs("go")
+async def test_the_go_executor_keeps_every_rule(tmp_path: Path) -> None:
+    """It dials; being dialled is not built yet."""
+    outcomes = await verify(Target(tmp_path, command=str(program("rara-go-probe")), way=Way.SESSION))
+    assert [(o.scenario.name, o.detail) for o in outcomes if o.verdict is Verdict.BROKEN] == []
+    kept = sum(outcome.verdict is Verdict.KEPT for outcome in outcomes)
+    assert kept == len([o for o in outcomes if Way.SESSION in o.scenario.ways])
