@@ -237,7 +237,7 @@ async def test_a_client_that_pings_too_often_is_sent_away_and_loses_no_step(
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
-    monkeypatch.setattr("rara_executor.app.CHANNEL_OPTIONS", [*CHANNEL_OPTIONS, *pings])
+    monkeypatch.setattr("rara_executor.connection.CHANNEL_OPTIONS", [*CHANNEL_OPTIONS, *pings])
     # Beats are rare here: each answer lets the server forget the pings so far.
     rare = {"heartbeat_s": 6.0, "silence_s": 16.0, "lease_s": 20.0}
     async with connected(database_url, tmp_path, **rare) as (world, proxy, _):

@@ -12,6 +12,7 @@ import pytest_asyncio
 from rara.v1 import dispatch_pb2, job_pb2
 from rara_executor.app import Executor
 from rara_executor.connection import ReplacedError
+from rara_testing.fault_proxy import FaultProxy
 from rara_testing.scripted_scheduler import ScriptedScheduler, Terms, job
 from support.running_executor import running, until
 
@@ -273,6 +274,23 @@ async def test_silence_ends_the_call_and_a_new_one_is_opened(tmp_path: Path) -> 
         assert len(first.of("heartbeat")) >= 3
         scheduler.beat = True
         await second.frame("heartbeat", lambda beat: beat.number == 4)
+
+
+async def test_a_swallowed_connection_is_not_used_again(tmp_path: Path) -> None:
+    """What a firewall forgot stays open to TCP: a new call on it would hear nothing either."""
+    async with (
+        ScriptedScheduler(Terms(heartbeat_s=0.1, silence_s=0.4)) as scheduler,
+        FaultProxy("127.0.0.1", int(scheduler.address.rpartition(":")[2])) as proxy,
+        running(proxy.address, tmp_path) as executor,
+    ):
+        first = await scheduler.session()
+        await first.frame("credit")
+        proxy.drop_idle(0.0)
+        await until(lambda: not executor.is_ready)
+        proxy.resume()
+        second = await scheduler.session()
+        await second.frame("heartbeat", lambda beat: beat.number == 4)
+        await until(lambda: executor.is_ready)
 
 
 async def test_readiness_follows_the_answers_to_heartbeats(

@@ -76,20 +76,12 @@ class Executor:
             stack.callback(scratch.close)
             warden.start()
             stack.callback(warden.stop)
-            async with (
-                grpc.aio.insecure_channel(settings.scheduler, options=CHANNEL_OPTIONS) as session_channel,
-                # The local option keeps gRPC from sharing one connection: an upload must not delay a heartbeat.
-                grpc.aio.insecure_channel(
-                    settings.scheduler, options=[*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
-                ) as blob_channel,
-            ):
+            async with grpc.aio.insecure_channel(settings.scheduler, options=CHANNEL_OPTIONS) as blob_channel:
                 with _one_error():
-                    await self._run(scratch, warden, session_channel, BlobClient(blob_channel))
+                    await self._run(scratch, warden, BlobClient(blob_channel))
         log.info("executor.stopped")
 
-    async def _run(
-        self, scratch: ScratchFolder, warden: Warden, channel: grpc.aio.Channel, blobs: BlobClient
-    ) -> None:
+    async def _run(self, scratch: ScratchFolder, warden: Warden, blobs: BlobClient) -> None:
         settings = self._settings
         outbox = Outbox()
         cache = BlobCache(scratch.cache, limit_bytes=settings.executor_cache_bytes, fetch=blobs.download)
@@ -134,18 +126,18 @@ class Executor:
                 if operations is not None:
                     supervisor.slots.offer(operations)
                     side = SessionSide(identity, capabilities(operations), supervisor, outbox, store)
-                    self._connection = await self._reachable(channel, outbox, side, supervisor)
+                    self._connection = await self._reachable(outbox, side, supervisor)
                     await self._serve(supervisor, side, pool, warden, self._connection)
             finally:
                 self._connection = None
                 await pool.stop()
 
     async def _reachable(
-        self, channel: grpc.aio.Channel, outbox: Outbox, side: SessionSide, supervisor: Supervisor
+        self, outbox: Outbox, side: SessionSide, supervisor: Supervisor
     ) -> Connection | DirectServer:
         """The way to the scheduler: ours to dial, or an address where it dials us."""
         if not self._settings.executor_listen:
-            return Connection(channel, outbox, side)
+            return Connection(self._settings.scheduler, outbox, side)
         server = DirectServer(self._settings.executor_listen, side, supervisor, outbox)
         await server.start()
         self._on_listening(server.address)

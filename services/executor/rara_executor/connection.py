@@ -25,6 +25,9 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 5000),
     # A scheduler that comes back may have another address; gRPC would ask for it again after 30 s only.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
+    # Channels with equal options would share one connection: an upload must not delay a heartbeat, and a new session
+    # must not inherit a dead path.
+    ("grpc.use_local_subchannel_pool", 1),
     # Keepalive stays off: heartbeats show both directions, and a server counts pings against us.
 ]
 
@@ -34,18 +37,22 @@ class ReplacedError(ExecutorError):
 
 
 class Connection:
-    """Holds at most one session, and opens the next when one has ended, whatever ended it."""
+    """Holds at most one session, and opens the next when one has ended, whatever ended it.
+
+    Each session has a channel of its own. A path that swallowed the last one's packets would swallow the next call's
+    too, for as long as TCP goes on repeating itself: a quarter of an hour.
+    """
 
     def __init__(
         self,
-        channel: grpc.aio.Channel,
+        target: str,
         outbox: Outbox,
         events: SessionEvents,
         *,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.session: Session | None = None
-        self._stub = dispatch_pb2_grpc.DispatchServiceStub(channel)
+        self._target = target
         self._outbox = outbox
         self._events = events
         self._jitter = jitter
@@ -70,10 +77,13 @@ class Connection:
             await asyncio.sleep(wait_s)
 
     async def _one_session(self) -> SessionEnd:
-        self.session = session = Session(self._stub.Connect(), self._outbox, self._events)
+        channel = grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        call = dispatch_pb2_grpc.DispatchServiceStub(channel).Connect()
+        self.session = session = Session(call, self._outbox, self._events)
         try:
             return await session.run()
         finally:
+            await channel.close()
             if session.heartbeats is not None:
                 # Short heartbeats mean short leases: those held must be renewed before they run out.
                 self._longest_wait_s = min(MAX_BACKOFF_S, session.heartbeats.interval_s)
