@@ -126,7 +126,14 @@ async def test_a_rolling_deploy_hands_each_version_to_those_who_have_it(world: R
             runs += [await world.start(name) for name in wanted for _ in range(3)]
             for run_id in runs:
                 assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
-        # The old ones are gone: what asks for them waits, and nothing else does.
+
+        async def old_ones_gone() -> bool:
+            return bool(
+                await world.raw.fetchval("select count(*) = 2 from rara.executor where ended_at is null")
+            )
+
+        await until(old_ones_gone, "end of the old sessions")
+        # What asks for them waits, and nothing else does.
         left = await world.start("one")
         for name in ("any", "two", "exact"):
             await world.until_run(await world.start(name), "succeeded")
