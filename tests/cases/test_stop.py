@@ -69,15 +69,20 @@ async def stopped(process: Process, bound_s: float = STOP_S) -> tuple[int, float
 
 
 async def stop_scheduler(
-    url: str, folder: Path, processes: Processes, raw: "asyncpg.Connection[asyncpg.Record]"
+    url: str,
+    folder: Path,
+    processes: Processes,
+    raw: "asyncpg.Connection[asyncpg.Record]",
+    stop_s: float,
+    slack_s: float,
 ) -> None:
     """20 streams, ten running steps, SIGTERM, a successor at the same address."""
     port = await free_port()
-    settings: dict[str, Any] = {"stop_s": STOP_S, "listen": f"127.0.0.1:{port}"} | LONG_LEASE
+    settings: dict[str, Any] = {"stop_s": stop_s, "listen": f"127.0.0.1:{port}"} | LONG_LEASE
     first, address = await start_scheduler(processes, url, folder, name="first", **settings)
     go = folder / "go"
     executor = await spawn_executor(
-        processes, address, folder, module="support.timed_handlers", slots=STEPS, prestart=1, stop_s=STOP_S
+        processes, address, folder, module="support.timed_handlers", slots=STEPS, prestart=1, stop_s=stop_s
     )
     async with contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(ScriptedExecutor()) for _ in range(STREAMS - 1)]
@@ -89,8 +94,8 @@ async def stop_scheduler(
             await define(client)
             run_id = (await client.start_run("hold", {"file": str(go)})).run.workflow_run_id
         await until_running(raw, STEPS)
-        code, took_s = await stopped(first)
-        assert (code, took_s < STOP_S) == (0, True), (code, took_s)
+        code, took_s = await stopped(first, stop_s)
+        assert (code, took_s < stop_s + slack_s) == (0, True), (code, took_s)
         for stream in streams:
             assert (await stream.expect("go_away")).reason == "SHUTTING_DOWN"
             await asyncio.wait_for(stream.ended.wait(), 5)
@@ -103,23 +108,28 @@ async def stop_scheduler(
         "select attempt, failures, output from rara.result where workflow_run_id = $1::uuid", run_id
     )
     assert [(row["attempt"], row["failures"], row["output"]) for row in rows] == [(1, 0, b"1")] * STEPS
-    assert (await stopped(executor))[0] == 0
+    assert (await stopped(executor, stop_s))[0] == 0
 
 
 async def hand_back(
-    url: str, folder: Path, processes: Processes, raw: "asyncpg.Connection[asyncpg.Record]"
+    url: str,
+    folder: Path,
+    processes: Processes,
+    raw: "asyncpg.Connection[asyncpg.Record]",
+    stop_s: float,
+    slack_s: float,
 ) -> None:
     """SIGTERM for an executor whose handler will not end by itself."""
     _, address = await start_scheduler(processes, url, folder, name="keeps", **LONG_LEASE)
-    given: dict[str, Any] = {"module": "support.timed_handlers", "slots": 1, "prestart": 1, "stop_s": STOP_S}
+    given: dict[str, Any] = {"module": "support.timed_handlers", "slots": 1, "prestart": 1, "stop_s": stop_s}
     leaving = await spawn_executor(processes, address, folder, name="leaving", **given)
     async with Client.connect(address) as client:
         await define(client, steps=1)
         run_id = (await client.start_run("hold", {"file": str(folder / "let-go")})).run.workflow_run_id
         await until_running(raw, 1)
         await spawn_executor(processes, address, folder, name="staying", **given)
-        code, took_s = await stopped(leaving)
-        assert (code, took_s < STOP_S) == (0, True), (code, took_s)
+        code, took_s = await stopped(leaving, stop_s)
+        assert (code, took_s < stop_s + slack_s) == (0, True), (code, took_s)
         await until_running(raw, 1)
         row = await raw.fetchrow(
             "select a.reason, a.spent, l.attempt, l.failures, extract(epoch from l.granted_at - a.ended_at) as gap_s"
@@ -139,20 +149,20 @@ async def hand_back(
         assert run.state == workflow_pb2.WORKFLOW_RUN_STATE_SUCCEEDED
 
 
-async def stop_both(url: str, folder: Path) -> None:
+async def stop_both(url: str, folder: Path, stop_s: float, slack_s: float) -> None:
     async with database(url) as raw:
         for name, play in (("scheduler", stop_scheduler), ("executor", hand_back)):
             place = folder / name
             place.mkdir(parents=True)
             async with Processes(place) as processes:
-                await play(url, place, processes, raw)
+                await play(url, place, processes, raw, stop_s, slack_s)
 
 
 @pytest.mark.case("STOP-1")
 async def test_a_stop_with_live_streams_ends_in_time_and_costs_nothing(
     database_url: str, tmp_path: Path
 ) -> None:
-    await stop_both(database_url, tmp_path)
+    await stop_both(database_url, tmp_path, STOP_S, EXIT_S)
 
 
 @pytest.mark.case("STOP-1")
@@ -161,7 +171,7 @@ async def test_a_stop_with_live_streams_ends_in_time_and_costs_nothing(
 async def test_fifty_stops_with_live_streams_end_in_time(
     database_url: str, tmp_path: Path, turn: int
 ) -> None:
-    await stop_both(database_url, tmp_path / str(turn))
+    await stop_both(database_url, tmp_path / str(turn), 2 * STOP_S, 0.0)
 
 
 # ---------------------------------------------------------------- what a stop must not wait for
