@@ -178,8 +178,9 @@ async def test_a_connection_that_is_reset_under_a_running_job_costs_no_attempt(
 async def test_a_frame_over_the_limit_ends_its_session_alone(world: RunningScheduler) -> None:
     await world.define("one", {"a": {}})
     await world.start("one")
-    async with world.executor(credit=0) as big, world.executor() as other:
+    async with world.executor(credit=0) as big, world.executor(beat=False) as other:
         (job,) = await jobs_of(other, 1)
+        await other.events(accepted(job.lease), running(job.lease))
         limit = big.all("welcome")[0].terms.limits.max_frame_bytes
         lease = job_pb2.Lease(step_run_id=job.lease.step_run_id, lease_token=job.lease.lease_token, attempt=1)
 
@@ -192,12 +193,13 @@ async def test_a_frame_over_the_limit_ends_its_session_alone(world: RunningSched
             return frame(size - 200 + size - made.ByteSize())
 
         assert frame_of(limit).ByteSize() == limit
-        await big.send(frame_of(limit))
-        assert (await big.expect_refusal(lease, 1)).code == "LEASE_LOST"
-        await big.send(frame_of(limit + 1))
-        assert await big.status() is not grpc.StatusCode.OK
-        await other.events(accepted(job.lease), running(job.lease), succeeded(job.lease))
-        await other.expect_ack(job.lease, 3)
+        async with beating(other, lambda: [job.lease.lease_token]):
+            await big.send(frame_of(limit))
+            assert (await big.expect_refusal(lease, 1)).code == "LEASE_LOST"
+            await big.send(frame_of(limit + 1))
+            assert await big.status() is not grpc.StatusCode.OK
+            await other.events(succeeded(job.lease))
+            await other.expect_ack(job.lease, 3)
 
 
 async def test_a_scheduler_that_stops_says_so_and_keeps_the_leases(database_url: str, tmp_path: Path) -> None:
