@@ -23,6 +23,7 @@ from rara_client import (
     Unauthenticated,
     Unavailable,
 )
+from rara_testing.fault_proxy import FaultProxy
 from support.scripted_workflow import UNAVAILABLE, Fault, ScriptedServer, scripted_server
 
 RUN = "0198c2a0-0000-7000-8000-000000000001"
@@ -263,3 +264,23 @@ async def test_a_payload_is_sent_as_it_is(server: ScriptedServer, client: Client
     server.workflow.definitions.append(workflow_pb2.Definition(definition="nightly", version=1))
     await client.start_run("nightly", common_pb2.Payload(data=b'{"n": 9007199254740993.10}'))
     assert server.script.requests("StartRun")[0].input.data == b'{"n": 9007199254740993.10}'
+
+
+async def test_a_swallowed_connection_is_left_for_another(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall forgets the connection: nobody is told, and TCP would try for a quarter of an hour."""
+    monkeypatch.setattr("rara_client.channel.KEEPALIVE_MS", 300)
+    monkeypatch.setattr("rara_client.channel.PING_TIMEOUT_MS", 300)
+    host, _, port = server.address.rpartition(":")
+    async with FaultProxy(host, int(port)) as proxy, Client.connect(proxy.address) as client:
+        with pytest.raises(NotFound):  # so says the server
+            await client.get_run(RUN, timeout_s=5)
+        proxy.drop_idle(0.0)
+        await asyncio.sleep(0.3)  # the proxy looks every now and then
+        with pytest.raises((CallTimeout, Unavailable)):
+            await client.get_run(RUN, timeout_s=0.2)
+        proxy.resume()
+        with pytest.raises(NotFound):
+            await client.get_run(RUN, timeout_s=10)
+        assert proxy.accepted == 2

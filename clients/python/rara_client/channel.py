@@ -6,6 +6,8 @@ from typing import Final
 import grpc
 import grpc.aio
 
+KEEPALIVE_MS: Final = 20_000  # while a call is under way; a scheduler takes offence below 10 s
+PING_TIMEOUT_MS: Final = 10_000
 # A run with 1,000 steps and the largest payloads that a list keeps is over gRPC's default of 4 MiB.
 _MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 
@@ -33,6 +35,10 @@ def open_channel(
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 5000),
+        # A path that swallows everything is left only when a ping finds it: without, every later call would go
+        # over it too, until TCP gives up after a quarter of an hour.
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
         # A scheduler that comes back may have another address; gRPC would ask for it again after 30 s only.
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
     ]

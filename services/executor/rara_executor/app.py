@@ -32,6 +32,8 @@ from rara_executor.wire import EventFactory
 
 log = structlog.get_logger(__name__)
 
+# While a transfer is under way. A scheduler takes offence at pings more often than each 10 s.
+BLOB_KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.http2.ping_timeout_ms", 10_000)]
 SWEEP_S = 1.0
 
 
@@ -76,7 +78,9 @@ class Executor:
             stack.callback(scratch.close)
             warden.start()
             stack.callback(warden.stop)
-            async with grpc.aio.insecure_channel(settings.scheduler, options=CHANNEL_OPTIONS) as blob_channel:
+            # No heartbeat shows whether this path is alive, so pings do.
+            options = [*CHANNEL_OPTIONS, *BLOB_KEEPALIVE]
+            async with grpc.aio.insecure_channel(settings.scheduler, options=options) as blob_channel:
                 with _one_error():
                     await self._run(scratch, warden, BlobClient(blob_channel))
         log.info("executor.stopped")

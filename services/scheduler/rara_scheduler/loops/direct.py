@@ -52,14 +52,16 @@ class DirectLoop:
             ("grpc.max_reconnect_backoff_ms", 5000),
             # An executor that comes back may have another address; gRPC would ask for it again after 30 s only.
             ("grpc.dns_min_time_between_resolutions_ms", 1000),
+            ("grpc.use_local_subchannel_pool", 1),
         ]
-        async with grpc.aio.insecure_channel(address, options=options) as channel:
-            stub = executor_pb2_grpc.ExecutorServiceStub(channel)
-            while True:
+        while True:
+            # Anew each time: a path that swallowed the last connection's packets would swallow what comes next too.
+            async with grpc.aio.insecure_channel(address, options=options) as channel:
+                stub = executor_pb2_grpc.ExecutorServiceStub(channel)
                 answer = await capabilities(stub, timeout_s=terms.silence_s)
                 if answer is not None:
                     await self._session(address, channel, answer)
-                await asyncio.sleep(terms.heartbeat_s)
+            await asyncio.sleep(terms.heartbeat_s)
 
     async def _session(
         self, address: str, channel: grpc.aio.Channel, answer: executor_pb2.GetCapabilitiesResponse
