@@ -216,12 +216,15 @@ async def ask_slowly(database: Database) -> None:
 # ---------------------------------------------------------------- the connection that listens
 
 
+POLL_S = 2.0
+
+
 @contextlib.asynccontextmanager
 async def two_schedulers(
     database_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[RunningScheduler, RunningScheduler, FaultProxy]]:
     """Steps are submitted to the first; the executors are at the second, which listens through the proxy."""
-    poll: dict[str, Any] = {"poll_s": 1.0, "sweep_s": 1.0}
+    poll: dict[str, Any] = {"poll_s": POLL_S, "sweep_s": 1.0}
     async with (
         running_scheduler(database_url, folder / "a", **poll) as first,
         proxied(database_url) as (proxy, url),
@@ -268,7 +271,7 @@ async def test_work_is_found_without_the_listener_and_the_listener_comes_back(
             for _ in range(10):
                 await first.start("one")
             await executor.wait_for(13)
-            assert loop.time() - submitted_at < 1.0 + 1.0 + 0.5
+            assert loop.time() - submitted_at < POLL_S + 1.0 + 0.5
             proxy.resume()  # what was swallowed stays so; a new connection passes
 
             await proxy.wait_accepted(2)
@@ -280,7 +283,9 @@ async def test_work_is_found_without_the_listener_and_the_listener_comes_back(
                 await first.start("one")
                 await executor.wait_for(number)
                 took_s.append(loop.time() - began_at)
-            assert statistics.median(took_s) < 0.2, took_s
+            # Polling alone would take half an interval in the middle; a busy machine takes some of it too.
+            assert min(took_s) < 0.2, took_s
+            assert statistics.median(took_s) < POLL_S / 4, took_s
     assert {row["attempt"] for row in await rows_of(database_url, "select attempt from rara.result")} == {1}
 
 
