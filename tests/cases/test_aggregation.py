@@ -342,7 +342,8 @@ async def answer_twice(executor: ScriptedExecutor, count: list[int]) -> None:
 async def answered(world: RunningScheduler, executor: ScriptedExecutor) -> None:
     """Until what was sent so far has arrived, is committed, and its answers have come."""
     await beat_answered(executor)
-    await world.scheduler._committer.drained()
+    async with asyncio.timeout(BUSY_S):
+        await world.scheduler._committer.drained()
     await beat_answered(executor)
 
 
@@ -359,7 +360,7 @@ async def test_a_thousand_steps_answered_at_once_and_twice_are_each_counted_once
     async with AsyncExitStack() as stack:
         schedulers: list[RunningScheduler] = [
             await stack.enter_async_context(
-                running_scheduler(database_url, tmp_path, lease_s=30.0, accept_timeout_s=15.0)
+                running_scheduler(database_url, tmp_path, lease_s=30.0, accept_timeout_s=15.0, silence_s=20.0)
             )
             for _ in range(2)
         ]
