@@ -12,10 +12,10 @@ import asyncpg
 import psutil
 import pytest
 from rara.v1 import dispatch_pb2, job_pb2, workflow_pb2
-from rara_client import Client
+from rara_client import Client, channel
 from rara_client.definitions import definition_from
 from rara_executor import direct
-from rara_executor.app import Executor
+from rara_executor.app import BLOB_KEEPALIVE, Executor
 from rara_executor.connection import CHANNEL_OPTIONS
 from rara_scheduler.settings import Settings
 from rara_scheduler.transport import connections
@@ -256,7 +256,9 @@ async def test_a_client_that_pings_too_often_is_sent_away_and_loses_no_step(
 def test_both_ends_keep_connections_alive_by_the_same_values() -> None:
     server = dict(connections.keepalive_options())
     allowed_ms = server["grpc.http2.min_ping_interval_without_data_ms"]
-    # Our executors send none at all; whoever dials may ping as often as the strictest server allows.
+    # An executor's session sends none at all; whoever else dials pings less often than servers allow.
+    assert dict(BLOB_KEEPALIVE)["grpc.keepalive_time_ms"] > allowed_ms
+    assert channel.KEEPALIVE_MS > allowed_ms
     assert not [name for name, _ in CHANNEL_OPTIONS if "keepalive" in name or "ping" in name]
     assert dict(direct.SERVER_OPTIONS)["grpc.http2.min_ping_interval_without_data_ms"] == allowed_ms
     # A server's own pings meet clients that enforce gRPC's default: none may come more often than each 10 s.
@@ -268,6 +270,8 @@ def test_both_ends_keep_connections_alive_by_the_same_values() -> None:
         if "grpc.keepalive" in (text := path.read_text(encoding="utf-8")) or "ping_interval" in text
     }
     assert written == {
+        "clients/python/rara_client/channel.py",
+        "services/executor/rara_executor/app.py",
         "services/scheduler/rara_scheduler/transport/connections.py",
         "services/executor/rara_executor/direct.py",
     }
