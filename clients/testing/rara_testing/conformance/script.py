@@ -142,6 +142,7 @@ class Script:
             secrets={"probe": common_pb2.SecretRef(provider="env", name=SECRET_NAME)} if secret else None,
             **more,
         )
+        request.executor_kind = self._session.hello.executor_kind
         self._leases[token] = request.lease
         return request
 
