@@ -51,6 +51,19 @@ def test_events_of_a_lease_are_numbered_from_one_and_leave_in_order() -> None:
     assert outbox.due_in(T0) is None
 
 
+def test_a_lease_without_a_stream_waits_and_then_leaves_in_order() -> None:
+    outbox = Outbox()
+    outbox.add(accepted(1), T0)
+    assert names(outbox.take(T0)) == [(1, 1, "accepted")]
+    outbox.add(progress(1, "queued when its stream ended"), T0)
+    outbox.pause(1)
+    outbox.add(failed(1), T0)
+    assert outbox.due_in(T0) is None
+    outbox.resume(1)
+    assert names(outbox.take(T0)) == [(1, 1, "accepted"), (1, 2, "progress"), (1, 3, "failed")]
+    assert outbox.take(T0) == []
+
+
 def test_progress_waits_a_moment_and_anything_else_takes_it_along() -> None:
     outbox = Outbox()
     outbox.add(progress(1, "a"), T0)

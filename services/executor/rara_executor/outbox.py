@@ -203,6 +203,8 @@ class Outbox:
                 self._uncount(entry)
             if entry.state is not _State.HELD:
                 entry.state = _State.PAUSED
+        # Queued again, they must not be found at their old places, before what was sent earlier.
+        self._queue = deque(entry for entry in self._queue if entry.event.lease.lease_token != token)
 
     def resume(self, token: int) -> None:
         """The lease has a stream again: what waited, and what was sent and not acknowledged, is queued anew."""
