@@ -20,9 +20,9 @@ async def test_the_python_executor_keeps_every_rule(way: Way, tmp_path: Path) ->
 
 
 @pytest.mark.needs("go")
-async def test_the_go_executor_keeps_every_rule(tmp_path: Path) -> None:
-    """It dials; being dialled is not built yet."""
-    outcomes = await verify(Target(tmp_path, command=str(program("rara-go-probe")), way=Way.SESSION))
+@pytest.mark.parametrize("way", Way)
+async def test_the_go_executor_keeps_every_rule(way: Way, tmp_path: Path) -> None:
+    outcomes = await verify(Target(tmp_path, command=str(program("rara-go-probe")), way=way))
     assert [(o.scenario.name, o.detail) for o in outcomes if o.verdict is Verdict.BROKEN] == []
     kept = sum(outcome.verdict is Verdict.KEPT for outcome in outcomes)
-    assert kept == len([o for o in outcomes if Way.SESSION in o.scenario.ways])
+    assert kept == len([o for o in outcomes if way in o.scenario.ways])

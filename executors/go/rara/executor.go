@@ -57,6 +57,8 @@ func NewExecutor(registry *Registry, options Options) (*Executor, error) {
 		Logger:       logs.Redacted(logger, &redactor),
 		Redactor:     &redactor,
 		Jitter:       rand.Float64,
+		Listen:       options.Listen,
+		OnListening:  options.OnListening,
 		OnConnected:  options.OnConnected,
 	})}, nil
 }

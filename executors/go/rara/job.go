@@ -2,11 +2,11 @@ package rara
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math"
 	"os"
+	"regexp"
 	"sync"
 	"time"
 
@@ -17,6 +17,8 @@ import (
 )
 
 const maxMetrics = 256
+
+var effectName = regexp.MustCompile(`^[^\x00-\x1f\x7f]{1,255}$`) // the scheduler refuses others
 
 // Job is one attempt of a step, as its handler sees it.
 type Job[In any] struct {
@@ -159,7 +161,7 @@ func Once[R any](
 		if err != nil {
 			return result, err
 		}
-		encoded, err := payload.Encode(made, "effect "+text.Valid(name), payload.MaxEffectBytes)
+		encoded, err := payload.Encode(made, "effect "+name, payload.MaxEffectBytes)
 		if err != nil {
 			return result, err
 		}
@@ -175,8 +177,9 @@ func Once[R any](
 func (j *AnyJob) effect(name string) (*effect, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if name == "" {
-		return nil, errors.New("an effect needs a name")
+	if !effectName.MatchString(name) || text.Valid(name) != name {
+		return nil, &codes.Failure{
+			Code: codes.PayloadInvalid, Message: "effect name must have 1 to 255 printable characters"}
 	}
 	known := j.effects[name]
 	if known == nil {

@@ -39,6 +39,9 @@ func run(
 	options.OnConnected = func() {
 		fmt.Fprintf(out, "rara-executor %s connected to %s\n", options.Name, options.Scheduler)
 	}
+	options.OnListening = func(address string) {
+		fmt.Fprintf(out, "rara-executor %s listening on %s\n", options.Name, address)
+	}
 	var executor *Executor
 	if err == nil {
 		executor, err = NewExecutor(registry, options)
@@ -84,6 +87,7 @@ func parse(options *Options, args []string, errout io.Writer) error {
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	flags.SetOutput(errout)
 	flags.StringVar(&options.Scheduler, "scheduler", options.Scheduler, "where the scheduler listens, `host:port`")
+	flags.StringVar(&options.Listen, "listen", options.Listen, "be dialled by schedulers instead, at `host:port`")
 	flags.StringVar(&options.Name, "name", options.Name, "the `label` people know this executor by")
 	flags.IntVar(&options.Slots, "slots", options.Slots, "jobs at once")
 	flags.StringVar(&options.Dir, "dir", options.Dir, "`folder` for scratch and cache")

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -48,8 +49,15 @@ type Options struct {
 	Logger *slog.Logger
 	// DialOptions are added to the connection's: credentials, above all. Without any it is plain text.
 	DialOptions []grpc.DialOption
-	// OnConnected is called once, when the first session has begun.
+	// Listen is host:port to serve ExecutorService on: then schedulers dial this executor, whose address their
+	// RARA_DIRECT_EXECUTORS names, and it dials Scheduler for artifacts alone. Empty: it dials. [RARA_EXECUTOR_LISTEN]
+	Listen string
+	// Insecure allows Listen beyond loopback, where whoever reaches it may run anything. [RARA_INSECURE]
+	Insecure bool
+	// OnConnected is called once, when the first session has begun, or a scheduler has asked for the first time.
 	OnConnected func()
+	// OnListening is called when the port of Listen is open.
+	OnListening func(address string)
 }
 
 // DefaultOptions are those of an executor without any setting.
@@ -86,6 +94,8 @@ func FromEnvironment(lookup func(string) (string, bool)) (Options, error) {
 		}
 	}
 	set("RARA_SCHEDULER", asText(&o.Scheduler))
+	set("RARA_EXECUTOR_LISTEN", asText(&o.Listen))
+	set("RARA_INSECURE", asBool(&o.Insecure))
 	set("RARA_EXECUTOR_NAME", asText(&o.Name))
 	set("RARA_EXECUTOR_KIND", asText(&o.Kind))
 	set("RARA_EXECUTOR_LABELS", asLabels(&o.Labels))
@@ -124,6 +134,12 @@ func (o *Options) check() error {
 	refuse(o.Dir == "", "Dir", "is empty")
 	refuse(o.CacheBytes < 0, "CacheBytes", "is negative")
 	refuse(o.Transfers < 1, "Transfers", "is %d, and must be at least 1", o.Transfers)
+	host, _, err := net.SplitHostPort(o.Listen)
+	refuse(o.Listen != "" && (err != nil || host == ""), "Listen", "is %q, not HOST:PORT", o.Listen)
+	isLoopback := host == "localhost" || net.ParseIP(host).IsLoopback()
+	refuse(o.Listen != "" && !isLoopback && !o.Insecure, "Listen",
+		"%s is beyond loopback, and whoever reaches it may run anything: set Insecure (RARA_INSECURE=1) to do it all the same",
+		o.Listen)
 	return errors.Join(problems...)
 }
 
@@ -135,6 +151,17 @@ func (o *Options) dialOptions() []grpc.DialOption {
 func asText(into *string) func(string) error {
 	return func(value string) error {
 		*into = value
+		return nil
+	}
+}
+
+func asBool(into *bool) func(string) error {
+	return func(value string) error {
+		parsed, err := strconv.ParseBool(value)
+		*into = parsed
+		if err != nil {
+			return fmt.Errorf("%q is neither true nor false", value)
+		}
 		return nil
 	}
 }

@@ -26,6 +26,9 @@ const (
 	Cancelled             = "CANCELLED"
 	LeaseLost             = "LEASE_LOST"
 	BlobsMissing          = "BLOBS_MISSING"
+	FieldInvalid          = "FIELD_INVALID"
+	LeaseUnknown          = "LEASE_UNKNOWN"
+	VersionUnsupported    = "PROTOCOL_VERSION_UNSUPPORTED"
 )
 
 // MaxChars is the longest code.
@@ -38,7 +41,7 @@ var notForHandlers = map[string]bool{
 	RunnerCrashed: true, HandlerPanic: true, LeaseExpired: true, LeaseLost: true, AttemptTimeout: true,
 	ProgressTimeout: true, "DISPATCH_LOST": true, ExecutorShutdown: true, UnsupportedKind: true, NoCapacity: true,
 	"NO_CAPABLE_EXECUTOR": true, "ATTEMPTS_EXHAUSTED": true, DeadlineExceeded: true, "SIBLING_FAILED": true,
-	"UPSTREAM_FAILED": true, BlobsMissing: true, "FIELD_INVALID": true,
+	"UPSTREAM_FAILED": true, BlobsMissing: true, FieldInvalid: true,
 }
 
 // IsForHandlers tells whether a handler may fail with this code: two words or more, upper snake case, not ours alone.

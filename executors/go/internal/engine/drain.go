@@ -8,6 +8,8 @@ const (
 	// Of the stop bound, what is kept for asking, killing and the last acknowledgements.
 	lastWordsFraction = 0.3
 	maxLastWords      = 3 * time.Second
+	// Of the last words, what is left when no more acknowledgements are waited for: Goodbye, and the end of the process.
+	endFraction = 3
 	// How long acknowledgements are waited for after an operator's drain, which has no bound of its own.
 	acksBound = 30 * time.Second
 )
@@ -61,8 +63,13 @@ func (d *drain) run(over <-chan struct{}) {
 	})
 	d.until(over, func() bool { return s.running() == 0 }, d.finishAt)
 	s.locked(func() { s.handBack(d.lastWords() / 2) })
-	acksBy := time.Now().Add(acksBound)
-	d.until(over, func() bool { return len(s.jobs) == 0 }, func() time.Time { return earlier(acksBy, d.stopBy) })
+	acksBy, end := time.Now().Add(acksBound), d.lastWords()/endFraction
+	d.until(over, func() bool { return len(s.jobs) == 0 }, func() time.Time {
+		if d.stopBy.IsZero() {
+			return acksBy
+		}
+		return earlier(acksBy, d.stopBy.Add(-end))
+	})
 	s.locked(func() {
 		if len(s.jobs) > 0 || s.leaked > 0 {
 			s.config.Logger.Warn("executor.ended_with_jobs", "held_jobs", len(s.jobs), "leaked", s.leaked)
@@ -73,7 +80,7 @@ func (d *drain) run(over <-chan struct{}) {
 	})
 	select {
 	case <-over:
-	case <-time.After(d.lastWords()):
+	case <-time.After(end / 2):
 	}
 }
 

@@ -44,6 +44,9 @@ type Config struct {
 	Redactor *redact.Redactor
 	Jitter   func() float64 // draws from [0, 1)
 
+	// Listen is where schedulers dial this executor; empty: it dials.
+	Listen      string
+	OnListening func(address string)
 	OnConnected func()
 }
 

@@ -4,6 +4,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/rara-run/rara/executors/go/internal/codes"
 	"github.com/rara-run/rara/executors/go/internal/redact"
 	"github.com/rara-run/rara/executors/go/internal/text"
 	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
@@ -37,7 +38,7 @@ func (e *events) progress(lease *rarav1.Lease, report Report) *rarav1.ProgressEv
 	event.Event = &rarav1.ProgressEvent_Progress{Progress: &rarav1.JobProgress{
 		Fraction:   report.Fraction,
 		Message:    e.text(report.Message, text.MaxProgressBytes),
-		Metrics:    report.Metrics,
+		Metrics:    e.metrics(report.Metrics),
 		Checkpoint: e.payload(report.Checkpoint),
 	}}
 	return event
@@ -46,7 +47,7 @@ func (e *events) progress(lease *rarav1.Lease, report Report) *rarav1.ProgressEv
 func (e *events) effect(lease *rarav1.Lease, name string, result []byte) *rarav1.ProgressEvent {
 	event := e.of(lease)
 	event.Event = &rarav1.ProgressEvent_Effect{
-		Effect: &rarav1.Effect{Name: text.Valid(name), Result: e.payload(result)}}
+		Effect: &rarav1.Effect{Name: name, Result: e.payload(result)}}
 	return event
 }
 
@@ -74,6 +75,9 @@ func (e *events) failed(lease *rarav1.Lease, failed *Failed) *rarav1.ProgressEve
 		StackTrace: text.CutMiddle(e.redactor.Text(text.Valid(failed.Stack)), text.MaxStackBytes),
 		RunnerExit: failed.Exit,
 	}
+	if failed.Code == codes.FieldInvalid { // the handler would name the same thing in the same way again
+		err.Retryable = new(false)
+	}
 	if failed.RetryAfter > 0 {
 		err.RetryAfter = durationpb.New(failed.RetryAfter)
 	}
@@ -89,6 +93,14 @@ func (e *events) cancelled(
 	event.Event = &rarav1.ProgressEvent_Cancelled{
 		Cancelled: &rarav1.JobCancelled{Reason: reason, Checkpoint: checkpoint, RunnerExit: exit}}
 	return event
+}
+
+func (e *events) metrics(given map[string]float64) map[string]float64 {
+	metrics := make(map[string]float64, len(given))
+	for name, value := range given {
+		metrics[e.redactor.Text(name)] = value
+	}
+	return metrics
 }
 
 // text redacts before it cuts: half a secret at the end would not be found.

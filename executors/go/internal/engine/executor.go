@@ -82,7 +82,11 @@ func (s *Supervisor) serve(ctx context.Context, end context.CancelFunc) error {
 	var result error
 	s.work.Go(func() {
 		defer close(over)
-		result = s.connect(s.base)
+		if s.config.Listen != "" {
+			result = s.listen(s.base)
+		} else {
+			result = s.connect(s.base)
+		}
 	})
 	s.work.Go(func() { s.keepFences(s.base) })
 	s.work.Go(func() { s.reportReadiness(s.base) })

@@ -22,6 +22,21 @@ const (
 	lastWords      = 5 * time.Second // after GoAway, for the acks of what the scheduler still commits
 )
 
+// link is what the supervisor says to a scheduler beside its events. Each call only notes it.
+type link interface {
+	wakeUp()
+	// setCredit allows so many jobs since the session began. A smaller limit than before is ignored.
+	setCredit(limit int64)
+	reject(lease *rarav1.Lease, code, message string)
+	// receipt says that the cancel request for the token has arrived.
+	receipt(token int64)
+	forget(token int64)
+	drain(finishWithin *time.Duration)
+	// goodbye ends it when everything was said and acknowledged.
+	goodbye()
+	isReady(now time.Duration) bool
+}
+
 // sessionEnd tells why a call has ended.
 type sessionEnd struct {
 	reason      string
@@ -64,7 +79,6 @@ func (c *session) wakeUp() {
 	}
 }
 
-// setCredit allows so many jobs since the session began. A smaller limit than before is ignored.
 func (c *session) setCredit(limit int64) {
 	c.credit = max(c.credit, limit)
 	c.wakeUp()
@@ -75,7 +89,7 @@ func (c *session) reject(lease *rarav1.Lease, code, message string) {
 	c.wakeUp()
 }
 
-// receipt says that the cancel request for the token has arrived; once a session.
+// receipt is said once a session.
 func (c *session) receipt(token int64) {
 	if !c.receipted[token] {
 		c.receipted[token] = true
@@ -94,7 +108,6 @@ func (c *session) drain(finishWithin *time.Duration) {
 	c.wakeUp()
 }
 
-// goodbye ends the session when everything was said and acknowledged.
 func (c *session) goodbye() {
 	c.goodbyeDue = true
 	c.wakeUp()

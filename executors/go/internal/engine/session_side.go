@@ -85,6 +85,11 @@ func (s *Supervisor) welcomed(session *session, welcome *rarav1.Welcome) {
 		s.cancel(cancel)
 	}
 	s.afterChange()
+	s.connected()
+}
+
+// connected tells, once, that a scheduler is there.
+func (s *Supervisor) connected() {
 	if s.config.OnConnected != nil {
 		s.spawn(s.config.OnConnected)
 		s.config.OnConnected = nil

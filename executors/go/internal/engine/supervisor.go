@@ -42,7 +42,7 @@ type Supervisor struct {
 	operations      map[[2]string]*Operation
 	slots           *slots.Slots
 	outbox          *outbox.Outbox
-	session         *session
+	session         link          // nil: there is none
 	changed         chan struct{} // closed at the next change
 	leaked          int           // handlers that ignore their context
 	maxPayloadBytes int
@@ -72,7 +72,7 @@ func newSupervisor(ctx context.Context, config Config, store *artifactStore, scr
 		offers = append(offers, slots.Offer{
 			Kind: operation.Kind, Version: operation.Version, MaxConcurrency: operation.MaxConcurrency})
 	}
-	s.slots = slots.New(config.Slots, offers)
+	s.slots = slots.New(config.Slots, config.ExecutorKind, offers)
 	s.drain = newDrain(s)
 	return s
 }
@@ -101,7 +101,7 @@ func (s *Supervisor) take(request *rarav1.JobRequest) {
 	if request.Lease == nil || s.jobs[request.Lease.LeaseToken] != nil {
 		return // a repeat changes nothing
 	}
-	if refused := s.slots.Take(request.Kind, request.KindVersion); refused != nil {
+	if refused := s.slots.Take(request.ExecutorKind, request.Kind, request.KindVersion); refused != nil {
 		s.reject(request.Lease, refused.Code, refused.Message)
 		return
 	}
@@ -365,7 +365,7 @@ func (s *Supervisor) cancel(cancel *rarav1.CancelJob) {
 	if s.session != nil {
 		s.session.receipt(cancel.LeaseToken)
 	}
-	if job.stop != nil || job.phase == ended {
+	if job.phase == ended {
 		return
 	}
 	reason, grace := cancel.Reason, s.config.Grace
@@ -375,7 +375,10 @@ func (s *Supervisor) cancel(cancel *rarav1.CancelJob) {
 	if cancel.Grace != nil {
 		grace = cancel.Grace.AsDuration()
 	}
-	s.log(job).Info("job.cancel_requested", "reason", reason)
+	if job.stop == nil {
+		s.log(job).Info("job.cancel_requested", "reason", reason)
+	}
+	// Also where it stops already, by our own timer: the request may leave it less time.
 	s.halt(job, stop{kind: stopCancel, reason: reason}, grace)
 }
 

@@ -4,6 +4,7 @@
 package outbox
 
 import (
+	"maps"
 	"slices"
 	"sort"
 	"time"
@@ -28,8 +29,9 @@ type state int
 const (
 	queued state = iota
 	sent
-	held // refused: its cause is being mended
-	gone // acknowledged or dropped; still in the queue
+	held   // refused: its cause is being mended
+	paused // nobody is there to hear of its lease
+	gone   // acknowledged or dropped; still in the queue
 )
 
 // Entry is one event on its way.
@@ -54,6 +56,7 @@ func (e *Entry) isProgress() bool { return e.Event.GetProgress() != nil }
 type lane struct {
 	last, acked    int64
 	unsentProgress int
+	isPaused       bool
 	entries        map[int64]*Entry
 }
 
@@ -81,15 +84,11 @@ func New() *Outbox {
 // A progress event is merged into the lease's last one, if that was never sent and there is pressure: no session, a
 // full window, or many unsent ones.
 func (o *Outbox) Add(event *rarav1.ProgressEvent, now time.Duration, connected bool) int64 {
-	l := o.lanes[event.Lease.LeaseToken]
-	if l == nil {
-		l = &lane{entries: map[int64]*Entry{}}
-		o.lanes[event.Lease.LeaseToken] = l
-	}
+	l := o.lane(event.Lease.LeaseToken)
 	if last := l.entries[l.last]; event.GetProgress() != nil && last != nil {
-		pressed := !connected || o.InFlight >= o.EventWindow || l.unsentProgress >= MaxUnsentProgress
+		pressed := !connected || l.isPaused || o.InFlight >= o.EventWindow || l.unsentProgress >= MaxUnsentProgress
 		// What was sent before, and is queued again, may be stored: under its number nothing else may be said.
-		if pressed && last.isProgress() && last.state == queued && !last.WasSent {
+		if pressed && last.isProgress() && (last.state == queued || last.state == paused) && !last.WasSent {
 			o.merge(last, event)
 			return last.Sequence()
 		}
@@ -230,6 +229,37 @@ func (o *Outbox) Drop(token int64) {
 	}
 }
 
+// Pause takes in that the lease's own stream has ended: its events wait for the next, outside of the window.
+func (o *Outbox) Pause(token int64) {
+	l := o.lane(token)
+	l.isPaused = true
+	for _, entry := range l.entries {
+		switch entry.state {
+		case sent:
+			o.InFlight--
+		case queued:
+			o.uncount(entry)
+		}
+		if entry.state != held {
+			entry.state = paused
+		}
+	}
+	// Queued again, they must not be found at their old places, before what was sent earlier.
+	o.queue = slices.DeleteFunc(o.queue, func(entry *Entry) bool { return entry.Event.Lease.LeaseToken == token })
+}
+
+// Resume takes in that the lease has a stream again: what waited, and what was sent and not acknowledged, is queued
+// anew.
+func (o *Outbox) Resume(token int64) {
+	l := o.lane(token)
+	l.isPaused = false
+	for _, number := range slices.Sorted(maps.Keys(l.entries)) {
+		if entry := l.entries[number]; entry.state == paused {
+			o.enqueue(entry)
+		}
+	}
+}
+
 // Rewind takes in that the session has ended: what was sent and not acknowledged is sent again in the next one.
 func (o *Outbox) Rewind() {
 	var again []*Entry
@@ -273,6 +303,15 @@ func (o *Outbox) Sequences(token int64) (last, acked int64) {
 	return 0, 0
 }
 
+func (o *Outbox) lane(token int64) *lane {
+	l := o.lanes[token]
+	if l == nil {
+		l = &lane{entries: map[int64]*Entry{}}
+		o.lanes[token] = l
+	}
+	return l
+}
+
 func (o *Outbox) find(token, sequence int64) *Entry {
 	if l := o.lanes[token]; l != nil {
 		return l.entries[sequence]
@@ -288,11 +327,17 @@ func (o *Outbox) merge(last *Entry, event *rarav1.ProgressEvent) {
 	event.Sequence = last.Sequence()
 	size := proto.Size(event)
 	o.HeldBytes += size - last.size
-	o.queuedBytes += size - last.size
+	if last.state == queued {
+		o.queuedBytes += size - last.size
+	}
 	last.Event, last.size = event, size
 }
 
 func (o *Outbox) enqueue(entry *Entry) {
+	if o.lanes[entry.Event.Lease.LeaseToken].isPaused {
+		entry.state = paused
+		return
+	}
 	entry.state = queued
 	o.queue = append(o.queue, entry)
 	o.queued++

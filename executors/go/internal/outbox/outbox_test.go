@@ -203,3 +203,30 @@ func TestADroppedLeaseSaysNothingMore(t *testing.T) {
 		t.Errorf("%d in flight", o.InFlight)
 	}
 }
+
+func TestALeaseWithoutAStreamWaitsOutsideOfTheWindow(t *testing.T) {
+	t.Parallel()
+	o := outbox.New()
+	o.EventWindow = 3
+	o.Add(accepted(1), 0, true)
+	o.Add(accepted(2), 0, true)
+	o.Take(0)
+	o.Add(progress(1, "a", ""), 0, true)
+	o.Pause(1)
+	o.Add(progress(1, "b", ""), 0, true) // merged into what waits
+	o.Add(failed(1), 0, true)
+	if o.InFlight != 1 {
+		t.Errorf("%d in flight", o.InFlight)
+	}
+	if _, ok := o.DueIn(0); ok {
+		t.Error("nothing of it can be sent")
+	}
+	o.Resume(1)
+	events := o.Take(0)
+	want(t, numbers(events), "1.1", "1.2")
+	if events[1].GetProgress().Message != "b" {
+		t.Errorf("got %v", events[1])
+	}
+	o.Acknowledge(1, 2, nil)
+	want(t, numbers(o.Take(0)), "1.3")
+}

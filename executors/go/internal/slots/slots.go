@@ -21,6 +21,7 @@ type NotTaken struct{ Code, Message string }
 type Slots struct {
 	Draining bool
 
+	kind     string // of executor
 	slots    int
 	occupied int
 	byKind   map[string]int
@@ -28,19 +29,22 @@ type Slots struct {
 	offers   []Offer
 }
 
-// New has so many slots for these kinds.
-func New(slots int, offers []Offer) *Slots {
-	return &Slots{slots: slots, offers: offers, byKind: map[string]int{}}
+// New has so many slots for these kinds of jobs, on this kind of executor.
+func New(slots int, executorKind string, offers []Offer) *Slots {
+	return &Slots{kind: executorKind, slots: slots, offers: offers, byKind: map[string]int{}}
 }
 
 // NewSession makes credit count from here.
 func (s *Slots) NewSession() { s.received = 0 }
 
-// Take gives a received job a slot, or tells why not.
-func (s *Slots) Take(kind, version string) *NotTaken {
+// Take gives a received job a slot, or tells why not. executorKind: what it was sent for; empty: any.
+func (s *Slots) Take(executorKind, kind, version string) *NotTaken {
 	s.received++
 	if s.Draining {
 		return &NotTaken{codes.ExecutorShutdown, "the executor drains"}
+	}
+	if executorKind != "" && executorKind != s.kind {
+		return &NotTaken{codes.UnsupportedKind, fmt.Sprintf("this executor is of kind %s, not %.100s", s.kind, executorKind)}
 	}
 	var known []string
 	for _, offer := range s.offers {
@@ -65,10 +69,13 @@ func (s *Slots) Leave(kind string) {
 	s.byKind[kind]--
 }
 
-// Credit is how many jobs are allowed since the session began.
-func (s *Slots) Credit() int64 {
+// Free is how many jobs may come now.
+func (s *Slots) Free() int {
 	if s.Draining {
-		return s.received
+		return 0
 	}
-	return s.received + int64(s.slots-s.occupied)
+	return s.slots - s.occupied
 }
+
+// Credit is how many jobs are allowed since the session began.
+func (s *Slots) Credit() int64 { return s.received + int64(s.Free()) }

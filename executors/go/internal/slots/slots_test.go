@@ -9,11 +9,12 @@ import (
 
 func TestCreditIsWhatWasReceivedAndWhatIsFree(t *testing.T) {
 	t.Parallel()
-	s := slots.New(2, []slots.Offer{{Kind: "a", Version: "1"}, {Kind: "b", Version: "1", MaxConcurrency: 1}})
+	s := slots.New(2, "go", []slots.Offer{{Kind: "a", Version: "1"}, {Kind: "b", Version: "1", MaxConcurrency: 1}})
+	executorKind := "go"
 	take := func(kind, version, code string, credit int64) {
 		t.Helper()
 		got := ""
-		if refused := s.Take(kind, version); refused != nil {
+		if refused := s.Take(executorKind, kind, version); refused != nil {
 			got = refused.Code
 		}
 		if got != code || s.Credit() != credit {
@@ -25,8 +26,11 @@ func TestCreditIsWhatWasReceivedAndWhatIsFree(t *testing.T) {
 	take("b", "2", codes.UnsupportedKind, 4)
 	take("a", "1", "", 4)
 	take("a", "1", codes.NoCapacity, 5)
+	executorKind = "python"
+	take("a", "1", codes.UnsupportedKind, 6)
+	executorKind = ""
 	s.Leave("b")
-	if s.Credit() != 6 {
+	if s.Credit() != 7 {
 		t.Errorf("a free slot raises the credit: %d", s.Credit())
 	}
 	s.NewSession()
