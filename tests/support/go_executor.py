@@ -36,6 +36,7 @@ async def spawn_go_executor(
     name: str = "go",
     command: str = "rara-go-probe",
     env: dict[str, str] | None = None,
+    ready: str = "connected to",
     **settings: object,
 ) -> Process:
     """A Go executor that has connected. settings: RARA_EXECUTOR_* without the prefix."""
@@ -44,5 +45,5 @@ async def spawn_go_executor(
         name,
         [str(program(command)), "--scheduler", address],
         env={f"RARA_EXECUTOR_{key.upper()}": str(value) for key, value in chosen.items()} | (env or {}),
-        ready="connected to",
+        ready=ready,
     )

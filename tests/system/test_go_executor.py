@@ -11,6 +11,8 @@ import asyncpg
 import pytest
 import pytest_asyncio
 from rara.v1 import common_pb2, job_pb2, workflow_pb2
+from rara_testing.conformance.target import free_port
+from rara_testing.fault_proxy import FaultProxy
 from rara_testing.processes import Process, Processes
 from support.go_executor import program, spawn_go_executor
 from support.running_executor import running
@@ -286,6 +288,46 @@ async def test_steps_in_both_languages_hand_on_what_they_make(
     assert [json.loads(rows[f"s{number}"]["output"]) for number in range(5)] == [value] * 5
     names = {step.step_name: step.executor_name for step in await steps_of(world, run_id)}
     assert [names[f"s{number}"] for number in range(5)] == ["go", "test", "go", "test", "go"]
+
+
+async def test_a_dialled_executor_runs_what_others_run_and_goes_on_after_a_broken_stream(
+    database_url: str, processes: Processes, tmp_path: Path
+) -> None:
+    port = free_port()
+    listen = f"127.0.0.1:{port}"
+    async with (
+        FaultProxy("127.0.0.1", port) as proxy,
+        running_scheduler(database_url, tmp_path, direct_executors=(proxy.address,)) as world,
+    ):
+        executor = await spawn_go_executor(
+            processes, world.address, tmp_path, listen=listen, ready=f"go listening on {listen}"
+        )
+        run_id = await start(
+            world,
+            {
+                "long": probe("sleep", {"seconds": 2}),
+                "artifact": probe("artifact", {"size": 300_000}),
+                "bad": probe("fail", {"code": "AUTH_INVALID", "retryable": False}),
+                "held": probe("sleep", {"seconds": 60}),
+            },
+        )
+        rows = await rows_of(world, run_id)
+        for name in ("long", "held"):
+            await world.until_step(str(rows[name]["step_run_id"]), "running")
+        proxy.cut()
+        for name in ("long", "artifact"):
+            await world.until_step(str(rows[name]["step_run_id"]), "succeeded")
+        await world.cancel(run_id)
+        assert await world.until_run(run_id, *ENDS) in ("failed", "cancelled")
+        rows = await rows_of(world, run_id)
+        assert {name: (row["state"], row["reason"], row["attempt"]) for name, row in rows.items()} == {
+            "long": ("succeeded", "", 1),
+            "artifact": ("succeeded", "", 1),
+            "bad": ("terminal_failed", "AUTH_INVALID", 1),
+            "held": ("cancelled", "CANCELLED", 1),
+        }
+        executor.terminate()
+        assert await executor.wait() == 0
 
 
 @pytest.mark.case("PROC-2")
