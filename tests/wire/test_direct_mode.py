@@ -293,7 +293,8 @@ async def test_a_full_executor_says_so(tmp_path: Path) -> None:
         first.cancel()
 
 
-async def test_a_second_call_attaches_and_replays_what_is_not_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", [True, False], ids=["after the first", "beside the first"])
+async def test_a_second_call_attaches_and_replays_what_is_not_stored(ended: bool, tmp_path: Path) -> None:
     async with served(tmp_path) as stub:
         request = job(3, "demo.echo", input={"a": 1})
         first = await begun(stub, request)
@@ -302,7 +303,8 @@ async def test_a_second_call_attaches_and_replays_what_is_not_stored(tmp_path: P
         assert (await next_event(first)).WhichOneof("event") == "running"
         last = await next_event(first)
         assert last.WhichOneof("event") == "succeeded"
-        first.cancel()
+        if ended:
+            first.cancel()
         lease = job_pb2.JobRequest(lease=request.lease)
         second = await begun(stub, lease, resume_after=1)
         again = [await next_event(second), await next_event(second)]

@@ -142,6 +142,7 @@ class DirectSession:
         old = self.streams.get(stream.token)
         if old is not None:
             old.send(None)
+            self._outbox.pause(stream.token)  # what it has sent may have reached nobody
         self.streams[stream.token] = stream
         self._alone_since.pop(stream.token, None)
         self._outbox.resume(stream.token)
