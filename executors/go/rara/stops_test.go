@@ -167,6 +167,31 @@ func TestALeaseThatPassedOnIsLeftWithoutAWord(t *testing.T) {
 	}
 }
 
+func TestALostJobSaysNothingWhileItStops(t *testing.T) {
+	t.Parallel()
+	reported := make(chan error, 2)
+	w := start(t, offer("k", func(ctx context.Context, job *rara.Job[any]) (any, error) {
+		<-ctx.Done()
+		reported <- job.Progress(rara.Progress{Message: "late"})
+		_, err := rara.Once(context.Background(), job.AnyJob, "late", func(context.Context) (int, error) { return 1, nil })
+		reported <- err
+		return nil, ctx.Err()
+	}))
+	w.session.Jobs(scripted.Job(1, "k", `1`))
+	w.session.Running(t, 1)
+	count := len(scripted.Events(w.session.Frames(), 1))
+	w.session.Acks(&rarav1.EventAcks{Refusals: []*rarav1.EventRefusal{{LeaseToken: 1, Sequence: 2, Code: "LEASE_LOST"}}})
+	for range 2 {
+		if err := receive(t, "report", reported); err == nil {
+			t.Error("a lost job is heard")
+		}
+	}
+	w.session.Credit(t, 5)
+	if events := scripted.Events(w.session.Frames(), 1); len(events) != count {
+		t.Errorf("it says %v", events[count:])
+	}
+}
+
 func TestTheExecutorsOwnTimersAreASecondLine(t *testing.T) {
 	t.Parallel()
 	short := durationpb.New(time.Second)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -16,10 +17,13 @@ import (
 
 	"github.com/rara-run/rara/executors/go/internal/blobs"
 	"github.com/rara-run/rara/executors/go/internal/engine"
+	"github.com/rara-run/rara/executors/go/internal/leaseclock"
 	"github.com/rara-run/rara/executors/go/internal/logs"
 	"github.com/rara-run/rara/executors/go/internal/redact"
 	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
 )
+
+const leaseCheck = 100 * time.Millisecond
 
 // IsChild tells whether this process was started to run one job.
 func IsChild() bool { return os.Getenv(mark) != "" }
@@ -43,6 +47,7 @@ func Serve(find func(kind, version string) engine.Handler, logger *slog.Logger) 
 	ctx, interrupt := engine.HandlerContext(context.Background(), work.Request, work.EndsAt)
 	c.ctx = ctx
 	go c.listen(decoder, interrupt)
+	go c.keepToLease()
 	handler := find(work.Request.Kind, work.Request.KindVersion)
 	if handler == nil {
 		return fmt.Errorf("no handler for %s %s", work.Request.Kind, work.Request.KindVersion)
@@ -59,6 +64,8 @@ type child struct {
 	writer  *writer
 	ctx     context.Context
 	scratch string
+	// leaseOver as last heard; 0: not yet.
+	leaseOver atomic.Int64
 
 	mu      sync.Mutex
 	last    int64
@@ -88,9 +95,11 @@ func (c *child) listen(decoder *json.Decoder, interrupt context.CancelCauseFunc)
 	for {
 		var message toChild
 		if decoder.Decode(&message) != nil {
-			// Without its executor nobody renews the lease: neither the handler nor what it started may go on.
-			_ = syscall.Kill(-syscall.Getpgrp(), syscall.SIGKILL)
+			endAll() // without its executor nobody renews the lease
 			return
+		}
+		if message.LeaseOver != 0 {
+			c.leaseOver.Store(int64(message.LeaseOver))
 		}
 		if message.Cancel != "" {
 			interrupt(&engine.Stopped{Reason: message.Cancel})
@@ -107,7 +116,22 @@ func (c *child) listen(decoder *json.Decoder, interrupt context.CancelCauseFunc)
 	}
 }
 
-// Progress is Port's, as are the next.
+// keepToLease ends what runs on when the lease is over: the executor should have done so, and stands still.
+func (c *child) keepToLease() {
+	for {
+		time.Sleep(leaseCheck)
+		if over := c.LeaseOver(); over != 0 && leaseclock.Now() >= over {
+			endAll()
+		}
+	}
+}
+
+// endAll ends the handler and what it started.
+func endAll() { _ = syscall.Kill(-syscall.Getpgrp(), syscall.SIGKILL) }
+
+// LeaseOver is Port's, as are the next.
+func (c *child) LeaseOver() time.Duration { return time.Duration(c.leaseOver.Load()) }
+
 func (c *child) Progress(report engine.Report) error {
 	return c.writer.send(toParent{Progress: &report})
 }

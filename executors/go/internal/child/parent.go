@@ -27,6 +27,8 @@ func Run(ctx context.Context, work *engine.Work) ([]byte, *engine.Failed) {
 	return p.serve(ctx)
 }
 
+const renewEvery = 200 * time.Millisecond
+
 // parent is the executor's end of one child.
 type parent struct {
 	work     *engine.Work
@@ -70,22 +72,55 @@ func launch(work *engine.Work) (*parent, error) {
 
 // serve the child until its end, and with it the end of all that it has started.
 func (p *parent) serve(ctx context.Context) ([]byte, *engine.Failed) {
-	stopAsking := context.AfterFunc(ctx, func() { _ = p.writer.send(toChild{Cancel: engine.ReasonOf(ctx)}) })
+	serving, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if !p.work.OnKill(p.kill) {
 		p.kill()
 	}
-	said := p.converse(ctx)
+	_ = p.writer.send(toChild{Start: p.start()}) // a child that died says so by its end
+	stopRenewing := p.renewing()
+	stopAsking := context.AfterFunc(ctx, func() { _ = p.writer.send(toChild{Cancel: engine.ReasonOf(ctx)}) })
+	said := p.converse(serving)
 	p.kill() // what is left of its group
 	p.over.Store(true)
 	stopAsking()
+	stopRenewing()
 	p.outgoing.Close()
 	p.incoming.Close()
+	cancel() // nobody waits for an answer any more
 	p.requests.Wait()
 	err := p.command.Wait()
 	if said != nil {
 		return said.Output, said.Failed
 	}
 	return nil, crashed(p.command.ProcessState, err)
+}
+
+// renewing tells the child until when it may live: it ends itself, should this process stand still past the lease.
+func (p *parent) renewing() (stop func()) {
+	over := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		ticker := time.NewTicker(renewEvery)
+		defer ticker.Stop()
+		last := time.Duration(0)
+		for {
+			if now := p.work.LeaseOver(); now != last {
+				last = now
+				_ = p.writer.send(toChild{LeaseOver: now})
+			}
+			select {
+			case <-ticker.C:
+			case <-over:
+				return
+			}
+		}
+	})
+	return func() {
+		close(over)
+		p.outgoing.Close() // nobody may read what is being written
+		done.Wait()
+	}
 }
 
 // kill the child, and what it has started.
@@ -95,18 +130,17 @@ func (p *parent) kill() {
 	}
 }
 
-// converse until the child has said how it ended; nil: it died before.
-func (p *parent) converse(ctx context.Context) *done {
-	request, err := proto.Marshal(p.work.Request)
-	if err != nil {
-		return nil
-	}
-	begin := &start{Request: request, Secrets: p.work.Secrets, Scratch: p.work.Scratch,
-		MaxPayloadBytes: p.work.MaxPayloadBytes}
+func (p *parent) start() *start {
+	begin := &start{Secrets: p.work.Secrets, Scratch: p.work.Scratch, MaxPayloadBytes: p.work.MaxPayloadBytes}
+	begin.Request, _ = proto.Marshal(p.work.Request) // it came over the wire
 	if !p.work.EndsAt.IsZero() {
 		begin.LeftMs = max(1, time.Until(p.work.EndsAt).Milliseconds())
 	}
-	go func() { _ = p.writer.send(toChild{Start: begin}) }() // a large input fills the pipe of a child that died
+	return begin
+}
+
+// converse until the child has said how it ended; nil: it died before.
+func (p *parent) converse(ctx context.Context) *done {
 	decoder := json.NewDecoder(p.incoming)
 	for {
 		var message toParent

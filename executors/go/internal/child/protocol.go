@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/rara-run/rara/executors/go/internal/codes"
 	"github.com/rara-run/rara/executors/go/internal/engine"
@@ -25,9 +26,10 @@ const (
 
 // toChild is one message to the child: the job, then cancels and replies.
 type toChild struct {
-	Start  *start
-	Cancel string // the reason
-	Reply  *reply
+	Start     *start
+	LeaseOver time.Duration // when it is over, on the lease clock; 0: nothing new
+	Cancel    string        // the reason
+	Reply     *reply
 }
 
 type start struct {

@@ -84,6 +84,7 @@ func (d *directSession) isReady(now time.Duration) bool {
 func (d *directSession) open(stream *jobStream) {
 	if old := d.streams[stream.token]; old != nil {
 		old.end(nil)
+		d.supervisor.outbox.Pause(stream.token) // what it has sent may have reached nobody
 	}
 	d.streams[stream.token] = stream
 	delete(d.aloneSince, stream.token)

@@ -13,7 +13,10 @@ import (
 	"github.com/rara-run/rara/executors/go/internal/scratch"
 )
 
-const readinessCheck = time.Second
+const (
+	readinessCheck = time.Second
+	workBound      = time.Second // after the end, for what is still on its way
+)
 
 // Executor builds every part, and owns the order of start and stop.
 type Executor struct {
@@ -76,7 +79,7 @@ func (x *Executor) setSupervisor(s *Supervisor) {
 
 // serve keeps fences for longer than the drain, and the base context longer than handlers.
 func (s *Supervisor) serve(ctx context.Context, end context.CancelFunc) error {
-	defer s.work.Wait()
+	defer s.waitForWork()
 	defer s.locked(end)
 	over := make(chan struct{})
 	var result error
@@ -103,6 +106,20 @@ func (s *Supervisor) serve(ctx context.Context, end context.CancelFunc) error {
 	s.locked(end)
 	<-over
 	return result
+}
+
+// waitForWork leaves behind what a file system does not answer: a secret on a mount that is gone must not keep a
+// process from ending.
+func (s *Supervisor) waitForWork() {
+	done := make(chan struct{})
+	go func() {
+		s.work.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(workBound):
+	}
 }
 
 func (s *Supervisor) reportReadiness(ctx context.Context) {

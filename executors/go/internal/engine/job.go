@@ -62,6 +62,8 @@ type Port interface {
 	OpenInput(ctx context.Context, name string) (string, error)
 	// PutOutput stores what content gives, and lists it in the manifest.
 	PutOutput(ctx context.Context, output Output, content io.Reader) (*rarav1.Digest, error)
+	// LeaseOver is when the job's lease is over, as it is known now, on the lease clock.
+	LeaseOver() time.Duration
 	// OnKill says how to end the process that runs the handler, for a job that is to be stopped and does not stop.
 	// False: it is not to run any more.
 	OnKill(kill func()) bool
@@ -135,6 +137,13 @@ func (j *Job) RecordEffect(ctx context.Context, name string, result []byte) erro
 	case <-j.ctx.Done():
 		return context.Cause(j.ctx)
 	}
+}
+
+// LeaseOver is Port's.
+func (j *Job) LeaseOver() time.Duration {
+	j.supervisor.mu.Lock()
+	defer j.supervisor.mu.Unlock()
+	return j.clock.OverAt()
 }
 
 // OnKill is Port's.

@@ -280,9 +280,9 @@ func (s *Supervisor) conclude(job *Job, out outcome) {
 
 var errEnded = errors.New("the job has ended")
 
-// open tells whether the job may still say something: its handler runs, and its lease is not over.
+// open tells whether the job may still say something: its handler runs, and its lease is neither lost nor over.
 func (s *Supervisor) open(job *Job) error {
-	if job.phase != running {
+	if job.phase != running || job.isLost() {
 		return context.Cause(job.ctx)
 	}
 	if now := leaseclock.Now(); now >= job.clock.OverAt() { // the process stood still past its lease
