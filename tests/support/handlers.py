@@ -183,6 +183,19 @@ async def stop_nicely(job: Job) -> Any:
         return {"cancelled": job.cancelled, "reason": job.cancel_reason}
 
 
+@operation("demo.last_words", version=V)
+async def last_words(job: Job) -> None:
+    """Reports once more when it is asked to stop."""
+    mark(job.input)
+    try:
+        await asyncio.sleep(600)
+    except asyncio.CancelledError:
+        await job.progress(0.9, "last words")
+        await asyncio.sleep(0.1)  # time enough for it to be sent
+        Path(job.input["file"] + ".said").touch()
+        raise
+
+
 @operation("demo.self_cancel", version=V)
 async def self_cancel(job: Job) -> None:
     raise asyncio.CancelledError

@@ -215,6 +215,21 @@ async def test_lease_lost_stops_the_handler_and_nothing_more_is_said_of_it(
     ]
 
 
+async def test_what_a_handler_reports_after_its_lease_was_lost_is_not_sent(
+    scheduler: ScriptedScheduler, session: Session, tmp_path: Path
+) -> None:
+    session.send_jobs(job(1, "demo.last_words", input={"file": str(tmp_path / "m")}))
+    await is_marked(tmp_path / "m")
+    scheduler.lost.add(1)
+    await until(lambda: (tmp_path / "m.said").exists())
+    session.send_jobs(job(2, "demo.echo"))
+    await scheduler.event(2, "succeeded")
+    assert [event.WhichOneof("event") for event in session.events if event.lease.lease_token == 1] == [
+        "accepted",
+        "running",
+    ]
+
+
 async def test_a_refused_event_tells_of_the_lost_lease(
     scheduler: ScriptedScheduler, session: Session, tmp_path: Path
 ) -> None:

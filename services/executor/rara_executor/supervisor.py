@@ -182,6 +182,8 @@ class Supervisor:
                 self._leave_runner(runner, message.lease_token)
             return
         match message:
+            case Progress() | RecordEffect() if job.is_lost:
+                pass  # nothing more is reported of it
             case Progress():
                 self._on_progress(job, message)
             case RecordEffect():
