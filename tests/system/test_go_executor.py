@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 import pytest
 import pytest_asyncio
 from rara.v1 import common_pb2, job_pb2, workflow_pb2
@@ -255,6 +256,32 @@ async def test_what_a_killed_executor_held_is_run_by_another_one(
     assert {(row["attempt"], row["failures"]) for row in rows.values()} == {(2, 1)}
     leftovers = [path.name for path in (tmp_path / "first" / "jobs").iterdir()]
     assert len(leftovers) == 1  # its folder is its own; an executor that shares it would clear it
+
+
+async def test_a_child_ends_with_its_lease_although_its_executor_stands_still(
+    world: RunningScheduler, processes: Processes, tmp_path: Path
+) -> None:
+    executor = await spawn_go_executor(processes, world.address, tmp_path)
+    run_id = await start(world, {"a": probe("ignore_cancel", {"seconds": 60})})
+    await until_all(world, run_id, "running")
+
+    async def children() -> list[psutil.Process]:
+        return psutil.Process(executor.pid).children()
+
+    (child,) = await until(children, "child")
+    executor.freeze()
+    frozen = time.monotonic()
+
+    async def is_gone() -> bool:
+        return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+    await until(is_gone, "end of the child")
+    assert time.monotonic() - frozen < LEASE_S + 1
+    executor.thaw()
+    await world.cancel(run_id)
+    await world.until_run(run_id, *ENDS)
+    (row,) = (await rows_of(world, run_id)).values()
+    assert row["state"] == "cancelled"
 
 
 async def test_steps_in_both_languages_hand_on_what_they_make(
