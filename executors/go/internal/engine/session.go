@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -243,6 +244,7 @@ func (c *session) write(ctx context.Context) error {
 		}
 		select {
 		case <-c.wake:
+			runtime.Gosched() // what others are about to say goes into the same frame
 		case <-pause:
 		case <-ctx.Done():
 			return ctx.Err()
