@@ -430,6 +430,43 @@ async def test_idle_and_busy_executors_are_never_sent_away(
     assert await world.raw.fetchval("select max(attempt) from rara.step_state") == 1
 
 
+@pytest.mark.case("PROC-3")
+@pytest.mark.parametrize("cuts", [25, pytest.param(500, marks=pytest.mark.soak)])
+async def test_cut_sessions_leave_neither_files_nor_memory_behind(
+    world: RunningScheduler, processes: Processes, tmp_path: Path, cuts: int
+) -> None:
+    """The same with goroutines counted, and cut at any frame, is in executors/go/internal/engine."""
+    host, port = world.address.rsplit(":", 1)
+    async with FaultProxy(host, int(port)) as proxy:
+        executor = await spawn_go_executor(processes, proxy.address, tmp_path)
+        await world.define("busy", {f"s{n}": probe("progress", {"count": 200}) for n in range(4)})
+        process = psutil.Process(executor.pid)
+        files = memory = 0
+        for number in range(5 + cuts):
+            if number == 5:
+                files, memory = process.num_fds(), process.memory_info().rss
+            run_id = await world.start("busy")
+            if number % 3:
+                await until_some(world, run_id)
+            (proxy.reset if number % 2 else proxy.cut)()
+            assert await world.until_run(run_id, *ENDS) == "succeeded"
+
+        async def settled() -> bool:
+            return process.num_fds() <= files + 5
+
+        await until(settled, "closed files")
+        assert process.memory_info().rss < memory + (20 << 20)
+    attempts = await world.raw.fetch("select distinct reason, spent from rara.step_attempt")
+    assert all(not row["spent"] for row in attempts), [tuple(row) for row in attempts]
+
+
+async def until_some(world: RunningScheduler, run_id: str) -> None:
+    async def look() -> bool:
+        return {row["state"] for row in (await rows_of(world, run_id)).values()} != {"pending"}
+
+    await until(look, "step that has begun")
+
+
 async def test_the_pipelines_clean_step_leaves_the_same_bytes_in_both_languages(
     world: RunningScheduler, processes: Processes, tmp_path: Path
 ) -> None:
