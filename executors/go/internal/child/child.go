@@ -3,6 +3,7 @@ package child
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -37,15 +38,17 @@ func Serve(find func(kind, version string) engine.Handler, logger *slog.Logger) 
 	}
 	decoder := json.NewDecoder(os.NewFile(fromParentFile, "from parent"))
 	var first toChild
-	if err := decoder.Decode(&first); err != nil || first.Start == nil {
+	if err := decoder.Decode(&first); err != nil {
 		return fmt.Errorf("no job came: %w", err)
+	}
+	if first.Start == nil {
+		return errors.New("the first message was no job")
 	}
 	work, err := c.work(first.Start, logger)
 	if err != nil {
 		return err
 	}
 	ctx, interrupt := engine.HandlerContext(context.Background(), work.Request, work.EndsAt)
-	c.ctx = ctx
 	go c.listen(decoder, interrupt)
 	go c.keepToLease()
 	handler := find(work.Request.Kind, work.Request.KindVersion)
@@ -62,7 +65,6 @@ func Serve(find func(kind, version string) engine.Handler, logger *slog.Logger) 
 // child is the handler's end.
 type child struct {
 	writer  *writer
-	ctx     context.Context
 	scratch string
 	// leaseOver as last heard; 0: not yet.
 	leaseOver atomic.Int64
