@@ -1,8 +1,15 @@
 """Cleaning: markup goes, words stay, and passages are of bounded size."""
 
+import json
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 from knowledge_pipeline.passages import Passage, normalise, split
+
+
+# Read by Go's test of its own clean step, too.
+SHARED = Path(__file__).parents[2] / "executors/go/internal/passages/testdata/passages.jsonl"
 
 
 def parts(text: str, *, is_markdown: bool = False, limit: int = 1000) -> list[tuple[str, str]]:
@@ -66,3 +73,11 @@ def test_no_word_is_lost_or_moved(words: list[str], limit: int) -> None:
         word for part in split(" ".join(words), is_markdown=False, limit=limit) for word in part.text.split()
     ]
     assert found == words
+
+
+def test_the_cases_that_go_is_held_to() -> None:
+    with SHARED.open("rb") as lines:
+        for line in lines:
+            case = json.loads(line)
+            cut = parts(case["text"], is_markdown=case["is_markdown"], limit=case["limit"])
+            assert cut == [tuple(passage) for passage in case["passages"]], case["text"]
