@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from knowledge_pipeline.passages import Passage, normalise, split
 
-
 # Read by Go's test of its own clean step, too.
 SHARED = Path(__file__).parents[2] / "executors/go/internal/passages/testdata/passages.jsonl"
 
