@@ -331,7 +331,8 @@ async def flood(database_url: str, folder: Path, *, count: int) -> None:
         "create trigger dawdle before insert on rara.step_event for each row execute function rara.dawdle()"
     )
     async with Processes(folder) as processes:
-        scheduler, address = await start_scheduler(processes, database_url, folder)
+        # Three of a busy machine's pauses fit into this lease.
+        scheduler, address = await start_scheduler(processes, database_url, folder, lease_s=5.0)
         executor = await spawn_executor(
             processes, address, folder, module="support.timed_handlers", slots=11, prestart=2
         )
