@@ -68,8 +68,8 @@ async def test_text_that_cannot_be_stored_is_refused_or_mended_wherever_it_stand
     world: RunningScheduler, tmp_path: Path, what: str
 ) -> None:
     later = workflow_pb2.RetryPolicy(max_attempts=5)
-    later.initial_backoff.FromSeconds(60)
-    later.max_backoff.FromSeconds(60)
+    later.initial_backoff.FromSeconds(86_400)  # the wait is drawn evenly from 0 on
+    later.max_backoff.FromSeconds(86_400)
     steps: dict[str, dict[str, Any]] = {name: {"kind": "faulty.says", "retry": later} for name in PLACES}
     good: dict[str, dict[str, Any]] = {f"good{number}": {"kind": "faulty.harmless"} for number in range(4)}
     async with running(world.address, tmp_path, modules=MODULE, slots=len(steps) + len(good)):
@@ -95,7 +95,7 @@ async def test_text_that_cannot_be_stored_is_refused_or_mended_wherever_it_stand
         ]
         (metric,) = await progress_of(world, rows["metric"])
         assert all("\ufffd" in name for name in metric.metrics)
-        await world.cancel(run_id)  # the one that may heal waits for a minute
+        await world.cancel(run_id)  # the one that may heal waits
         await world.until_run(run_id, "failed", "cancelled")
 
 

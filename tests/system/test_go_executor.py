@@ -117,8 +117,8 @@ async def test_an_error_keeps_its_flag_its_code_and_its_text(
     world: RunningScheduler, processes: Processes, tmp_path: Path
 ) -> None:
     later = workflow_pb2.RetryPolicy(max_attempts=5)
-    later.initial_backoff.FromSeconds(60)
-    later.max_backoff.FromSeconds(60)
+    later.initial_backoff.FromSeconds(86_400)  # the wait is drawn evenly from 0 on
+    later.max_backoff.FromSeconds(86_400)
     await spawn_go_executor(processes, world.address, tmp_path)
     raw = {"code": "TOOL_FAILED", "bytes": "fffe80"}
     run_id = await start(
