@@ -11,22 +11,22 @@ import (
 // jobTimers are the executor's own timers of a job: a second line behind the scheduler's, and the end of a grace.
 type jobTimers struct {
 	armed        []*time.Timer
+	progress     *time.Timer // looks again and again
 	grace        *time.Timer
 	graceEndsAt  time.Time
 	progressedAt time.Time
 }
 
 func (t *jobTimers) cancel() {
-	for _, timer := range t.armed {
-		timer.Stop()
+	for _, timer := range append(t.armed, t.progress, t.grace) {
+		if timer != nil {
+			timer.Stop()
+		}
 	}
-	if t.grace != nil {
-		t.grace.Stop()
-	}
-	t.armed, t.grace = nil, nil
+	t.armed, t.progress, t.grace = nil, nil, nil
 }
 
-// received arms the deadline: the time to it runs from the request's receipt.
+// armDeadline arms the deadline: the time to it runs from the request's receipt.
 func (s *Supervisor) armDeadline(job *Job) {
 	s.arm(job, job.Request.TimeRemaining, codes.DeadlineExceeded)
 }
@@ -41,13 +41,14 @@ func (s *Supervisor) armAttempt(job *Job) {
 
 func (s *Supervisor) arm(job *Job, after *durationpb.Duration, reason string) {
 	if after != nil {
-		s.after(job, after.AsDuration(), func() { s.timedOut(job, reason) })
+		timer := s.after(job, after.AsDuration(), func() { s.timedOut(job, reason) })
+		job.timers.armed = append(job.timers.armed, timer)
 	}
 }
 
 // watchProgress is one timer that looks again, instead of a new one with every report.
 func (s *Supervisor) watchProgress(job *Job, limit, delay time.Duration) {
-	s.after(job, delay, func() {
+	job.timers.progress = s.after(job, delay, func() {
 		if left := limit - time.Since(job.timers.progressedAt); left > 0 {
 			s.watchProgress(job, limit, left)
 		} else {
@@ -75,12 +76,13 @@ func (s *Supervisor) giveUpWithin(job *Job, grace time.Duration) {
 	job.timers.grace = s.lockedAfter(grace, func() { s.graceOver(job) })
 }
 
-func (s *Supervisor) after(job *Job, delay time.Duration, do func()) {
-	job.timers.armed = append(job.timers.armed, s.lockedAfter(delay, func() {
+// after runs do with the mutex held, unless the job has ended.
+func (s *Supervisor) after(job *Job, delay time.Duration, do func()) *time.Timer {
+	return s.lockedAfter(delay, func() {
 		if job.phase != ended {
 			do()
 		}
-	}))
+	})
 }
 
 // lockedAfter runs do with the mutex held.
