@@ -10,6 +10,7 @@ from rara_testing.conformance.run import Verdict
 from support.broken_executor import BREAKS
 
 AT_ONCE = 4
+PARTS = 3  # the first is run each time, the others by `make soak`
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -25,9 +26,11 @@ async def judged(name: str, folder: Path, slots: asyncio.Semaphore) -> tuple[str
     return name, outcome.verdict, outcome.detail
 
 
-@pytest.mark.parametrize("third", range(3))
-async def test_every_break_is_found_by_its_scenario(third: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.soak) for part in range(1, PARTS))]
+)
+async def test_every_break_is_found_by_its_scenario(part: int, tmp_path: Path) -> None:
     slots = asyncio.Semaphore(AT_ONCE)
-    names = sorted(BREAKS)[third::3]
+    names = sorted(BREAKS)[part::PARTS]
     found = await asyncio.gather(*(judged(name, tmp_path, slots) for name in names))
     assert [name for name, verdict, _ in found if verdict is not Verdict.BROKEN] == []
