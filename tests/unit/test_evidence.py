@@ -8,6 +8,11 @@ def test_the_document_is_up_to_date() -> None:
     assert text == rendered(text), "run `python -m support.evidence` in the folder tests"
 
 
+def test_every_scenario_and_case_is_shown_by_a_test_that_make_test_runs() -> None:
+    shown = {name for item in evidence() if not item.is_soak for name in item.shows}
+    assert sorted({*SCENARIOS, *CASES} - shown) == []
+
+
 def test_no_test_claims_to_show_something_unknown() -> None:
     assert sorted({name for item in evidence() for name in item.shows} - {*SCENARIOS, *CASES}) == []
 
