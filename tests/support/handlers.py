@@ -327,6 +327,15 @@ async def once(job: Job) -> Any:
     return {"first": first, "second": second, "third": third, "calls": len(calls)}
 
 
+@operation("demo.slow_effects", version=V)
+async def slow_effects(job: Job) -> int:
+    """Records an effect every so many seconds, and reports nothing else."""
+    for number in range(job.input["count"]):
+        await job.once(f"effect {number}", lambda: 1)
+        await asyncio.sleep(job.input["seconds"])
+    return int(job.input["count"])
+
+
 @operation("demo.once_blocking", version=V)
 def once_blocking(job: BlockingJob) -> Any:
     return [job.once("charge", lambda: 1), job.once("charge", lambda: 2)]

@@ -471,6 +471,14 @@ async def test_an_effect_over_its_limit_fails_the_attempt(
     assert "effect big" in failed.message
 
 
+async def test_effects_keep_the_progress_timeout_away(
+    scheduler: ScriptedScheduler, session: Session, token: int
+) -> None:
+    given = {"count": 5, "seconds": 0.3}
+    session.send_jobs(job(token, "demo.slow_effects", input=given, progress_timeout_s=1.0))
+    await scheduler.event(token, "succeeded")
+
+
 @pytest.mark.parametrize("kind", ["demo.wait", "demo.wait_blocking"])
 async def test_attempt_and_progress_timeouts_and_deadline_stop_the_handler(
     scheduler: ScriptedScheduler, session: Session, kind: str

@@ -226,6 +226,25 @@ func TestTheExecutorsOwnTimersAreASecondLine(t *testing.T) {
 	}
 }
 
+func TestAnEffectIsAnEventLikeAnyOther(t *testing.T) {
+	t.Parallel()
+	w := start(t, offer("k", func(ctx context.Context, job *rara.Job[any]) (any, error) {
+		for _, name := range []string{"a", "b", "c", "d", "e"} {
+			if _, err := rara.Once(ctx, job.AnyJob, name, func(context.Context) (int, error) { return 1, nil }); err != nil {
+				return nil, err
+			}
+			time.Sleep(300 * time.Millisecond)
+		}
+		return "moved", nil
+	}))
+	job := scripted.Job(1, "k", `1`)
+	job.ProgressTimeout = durationpb.New(time.Second)
+	w.session.Jobs(job)
+	if result := w.session.Succeeded(t, 1); result == nil {
+		t.Errorf("got %v", w.session.Ended(t, 1))
+	}
+}
+
 func TestAStopLetsJobsFinishAndSaysGoodbye(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})

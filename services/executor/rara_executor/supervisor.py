@@ -187,6 +187,7 @@ class Supervisor:
             case Progress():
                 self._on_progress(job, message)
             case RecordEffect():
+                self._timers.progressed(job)  # any event shows that it moves, to the scheduler too
                 sequence = self._emit(self._events.effect(job.lease, message))
                 job.effects[sequence] = message.request
             case OpenArtifact() | PutArtifact():

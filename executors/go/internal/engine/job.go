@@ -126,6 +126,7 @@ func (j *Job) RecordEffect(ctx context.Context, name string, result []byte) erro
 		s.mu.Unlock()
 		return err
 	}
+	j.timers.progressedAt = time.Now()
 	stored := make(chan struct{})
 	j.stored[s.emit(s.events.effect(j.lease(), name, result))] = stored
 	s.mu.Unlock()
