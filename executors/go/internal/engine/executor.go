@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/resolver/dns"
 
 	"github.com/rara-run/rara/executors/go/internal/blobs"
 	"github.com/rara-run/rara/executors/go/internal/leaseclock"
@@ -17,6 +18,11 @@ const (
 	readinessCheck = time.Second
 	workBound      = time.Second // after the end, for what is still on its way
 )
+
+func init() {
+	// A scheduler that comes back may have another address; gRPC would ask for it again after 30 s only.
+	dns.SetMinResolutionInterval(time.Second)
+}
 
 // Executor builds every part, and owns the order of start and stop.
 type Executor struct {
