@@ -6,9 +6,7 @@ through `client_links[s]`, and scheduler s reaches the database through `databas
 
 import asyncio
 import contextlib
-import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -18,6 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import parse_qs, urlsplit
 
+from rara_cli.ports import lasting_port
 from rara_scheduler.embedded import EmbeddedPostgres, account
 from rara_testing.fault_proxy import FaultProxy
 from rara_testing.processes import Process, Processes, children
@@ -44,7 +43,6 @@ _POSTGRES: Final[Mapping[str, str]] = {
     "fsync": "off",  # processes are killed, never the machine: what was written stays written
     "full_page_writes": "off",
 }
-_PORTS: Final = (15_000, 32_000)  # below the kernel's own
 _READY_S = 60.0  # a start may meet any fault
 _STOP_S = 15.0
 _STARTS = 5  # in a row, before a service counts as hopeless
@@ -222,7 +220,7 @@ class Stack:
         command = Command(
             f"scheduler-{number}",
             "rara_scheduler",
-            env | self._env("RARA_LISTEN", f"127.0.0.1:{_lasting_port()}"),
+            env | self._env("RARA_LISTEN", f"127.0.0.1:{lasting_port()}"),
             ready,
         )
         service = Service(processes, command, self.crashes)
@@ -263,16 +261,3 @@ class Stack:
 
     def _env(self, name: str, value: str) -> dict[str, str]:
         return {**TIMINGS, **self.settings, name: value}
-
-
-def _lasting_port() -> int:
-    """A free port that stays free while its server is away.
-
-    One of those that the kernel gives away would not: it may become the near end of somebody's connection, even of
-    the one that a client then makes to itself.
-    """
-    while True:
-        port = random.randrange(*_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

@@ -20,6 +20,7 @@ from typing import Final, Self
 from rara_scheduler.embedded import EmbeddedPostgres, EmbeddedPostgresError
 
 from rara_cli.part import Part, PartFailed, PartSpec
+from rara_cli.ports import lasting_port
 
 DEFAULT_MODULES: Final = ("knowledge_pipeline.operations",)
 _SCHEDULER_READY: Final = re.compile(r"rara-scheduler listening on (?P<address>\S+)")
@@ -37,7 +38,7 @@ class StackSettings:
     """What to run.
 
     directory: where all data is kept.
-    port: of the scheduler; 0 takes a free one, and keeps it over restarts.
+    port: of the scheduler; 0 takes a free one, which stays free over restarts.
     modules: Python modules with the operations that the executor offers.
     env: settings of the parts, `RARA_LEASE_S` for example; win over those of this process.
     database_url: a PostgreSQL to use instead of the embedded one.
@@ -122,7 +123,7 @@ class Stack:
                 keep = self._keep_database(self._postgres)
                 self._keeper = asyncio.create_task(keep, name="keep PostgreSQL")
             self._report("starting the scheduler")
-            self._scheduler = Part(self._scheduler_spec(settings.port), report=self._report)
+            self._scheduler = Part(self._scheduler_spec(settings.port or lasting_port()), report=self._report)
             self.address = (await self._scheduler.start())["address"]
             # Executors and clients find it at the same place after a restart.
             self._scheduler.spec = self._scheduler_spec(int(self.address.rpartition(":")[2]))
