@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -193,9 +193,11 @@ def payload(value: Any) -> bytes:
 
 
 @asynccontextmanager
-async def store_world(url: str, *, check_history: bool = False) -> AsyncIterator[StoreWorld]:
+async def store_world(
+    url: str, open_database: Callable[[str], Database] = Database, *, check_history: bool = False
+) -> AsyncIterator[StoreWorld]:
     """The stores over this database. check_history: fail a test that leaves a broken promise there."""
-    database = Database(url)
+    database = open_database(url)
     await database.open()
     raw = await asyncpg.connect(url)
     definitions = DefinitionStore(database, RetryPolicy())
