@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from support.command_line import Ended, rara_process
+from support.go_executor import program
 from support.text_folders import write_library_heads
 
 DEMO_S = 120.0
@@ -29,13 +32,22 @@ async def finish(process: asyncio.subprocess.Process, within_s: float) -> Ended:
     return Ended(process.returncode, out.decode(), err.decode(), out)
 
 
-async def demo(tmp_path: Path, *arguments: str, within_s: float = DEMO_S) -> tuple[Ended, Any]:
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    """Fills Go's cache, where Go is here: a demo waits for its own build only so long."""
+    if shutil.which("go"):
+        program("rara-go-executor")
+
+
+async def demo(
+    tmp_path: Path, *arguments: str, within_s: float = DEMO_S, path: str = os.environ["PATH"]
+) -> tuple[Ended, Any]:
     """How it ended, and its result; temporary folders are made in `tmp_path/tmp`."""
     temporary = tmp_path / "tmp"
     temporary.mkdir(exist_ok=True)
     result = tmp_path / "demo-result.json"
     process = await rara_process(
-        "dev", "demo", "--result", str(result), *arguments, env={"TMPDIR": str(temporary)}
+        "dev", "demo", "--result", str(result), *arguments, env={"TMPDIR": str(temporary), "PATH": path}
     )
     ended = await finish(process, within_s)
     return ended, json.loads(result.read_bytes()) if result.exists() else None
@@ -96,16 +108,55 @@ async def test_a_successful_demo_leaves_only_its_result(plain: tuple[Ended, Any,
     assert sorted(path.name for path in folder.iterdir()) == ["demo-result.json", "tmp"]
 
 
-async def test_a_named_folder_is_kept_and_serves_the_next_demo_too(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    runs = set()
-    for _ in range(2):
-        ended, result = await demo(tmp_path, "--dir", str(folder))
+@pytest_asyncio.fixture(scope="module")
+async def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Ended, Any]]]:
+    """Two demos in one folder: the second one finds a Go that is too old."""
+    home = tmp_path_factory.mktemp("two")
+    old_go = home / "bin" / "go"
+    old_go.parent.mkdir()
+    old_go.write_text("#!/bin/sh\necho 'go: go.mod requires go >= 1.26.0 (running go 1.21.0)' >&2\nexit 1\n")
+    old_go.chmod(0o755)
+    paths = (os.environ["PATH"], f"{old_go.parent}:{os.environ['PATH']}")
+    folder = home / "data"
+    return folder, [await demo(home, "--dir", str(folder), path=path) for path in paths]
+
+
+async def test_a_named_folder_is_kept_and_serves_the_next_demo_too(
+    two: tuple[Path, list[tuple[Ended, Any]]],
+) -> None:
+    folder, demos = two
+    for ended, result in demos:
         assert ended.code == 0
         assert result["run"]["definition_version"] == 1
-        runs.add(result["run"]["workflow_run_id"])
-    assert len(runs) == 2
+    assert len({result["run"]["workflow_run_id"] for _, result in demos}) == 2
     assert {"postgres", "blobs", "logs"} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.needs("go")
+async def test_the_demo_cleans_in_go_or_in_python_with_the_same_result_and_says_which(
+    two: tuple[Path, list[tuple[Ended, Any]]],
+) -> None:
+    _, ((first, in_go), (second, in_python)) = two
+    assert "clean goes to the Go executor, the other steps to the Python one\n" in first.out
+    assert (
+        "clean goes to the Python executor: "
+        "`go build` failed: go: go.mod requires go >= 1.26.0 (running go 1.21.0)\n"
+    ) in second.out
+    assert _executors(in_go) == ["demo", "demo-go", "demo", "demo", "demo"]
+    assert _executors(in_python) == ["demo"] * 5
+    assert _cleaned(in_go) == _cleaned(in_python)
+
+
+def _executors(result: Any) -> list[str]:
+    return [step["step_run"]["executor_name"] for step in result["steps"]]
+
+
+def _cleaned(result: Any) -> tuple[Any, list[Any]]:
+    """What `clean` left: its output, its artifact by digest and metadata."""
+    outputs = {step["step_run"]["step_name"]: step["step_run"]["output"] for step in result["steps"]}
+    made = [artifact for artifact in result["artifacts"] if artifact["step_name"] == "clean"]
+    kept = ("name", "type", "media_type", "digest", "metadata")
+    return outputs["clean"], [{key: artifact.get(key) for key in kept} for artifact in made]
 
 
 async def test_the_demo_reads_a_folder_of_a_thousand_files(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import platform
 import shutil
 import tempfile
 import uuid
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Final
 
 from knowledge_pipeline import DEFINITION_FILE
 from rara.v1 import workflow_pb2
@@ -19,6 +20,7 @@ from rara_scheduler.embedded import EmbeddedPostgresError
 
 from rara_cli import words
 from rara_cli.democrash import LEASES, Crashes, write_corpus
+from rara_cli.demogo import NotBuilt, build_go_executor
 from rara_cli.demoprint import print_outcome
 from rara_cli.demoresult import Outcome, faults, fetch_outcome, seconds_between
 from rara_cli.demosay import Narrator
@@ -26,6 +28,9 @@ from rara_cli.exits import CommandError, Exit
 from rara_cli.jsonview import Json
 from rara_cli.session import Session
 from rara_cli.stack import PartFailed, Stack, StackSettings
+
+# The one step that both languages offer, with the same result.
+GO_STEP: Final = "clean"
 
 Watcher = Callable[[workflow_pb2.StepRun], Awaitable[None]]
 
@@ -80,10 +85,15 @@ class _Demo:
         settings = StackSettings(
             directory=self._home, executor_name="demo", env=dict(LEASES) if self._crash else {}
         )
-        async with Stack(settings, report=say.say) as stack, Client.connect(stack.address) as client:
+        async with (
+            self._building() as building,
+            Stack(settings, report=say.say) as stack,
+            Client.connect(stack.address) as client,
+        ):
+            in_go = building is not None and await self._start_go_executor(stack, building)
             ready_s = say.elapsed_s
             crashes = Crashes(stack, client, say) if self._crash else None
-            run_id = await self._start_run(client)
+            run_id = await self._start_run(client, in_go=in_go)
             await _until_ended(self._follow(client, run_id, crashes.see if crashes else None), stack)
             outcome = await fetch_outcome(client, run_id)
             total_s = say.elapsed_s
@@ -105,8 +115,40 @@ class _Demo:
         else:
             self._say.say("texts: the Python language reference that comes with this Python")
 
-    async def _start_run(self, client: Client) -> str:
-        definition = (await client.register_definition(load_definition(DEFINITION_FILE))).definition
+    @asynccontextmanager
+    async def _building(self) -> AsyncIterator["asyncio.Task[Path] | None"]:
+        """The build of the Go executor, which goes on while the rest starts. None: the crashes do without."""
+        if self._crash:
+            yield None
+            return
+        task = asyncio.create_task(build_go_executor(self._home / "rara-go-executor"), name="go build")
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _start_go_executor(self, stack: Stack, building: "asyncio.Task[Path]") -> bool:
+        """Whether there is one now; says so."""
+        if not building.done():
+            self._say.say("waiting for the build of the Go executor")
+        try:
+            program = await building
+        except NotBuilt as error:
+            self._say.say(f"{GO_STEP} goes to the Python executor: {error}")
+            return False
+        await stack.start_go_executor(program)
+        self._say.say(f"{GO_STEP} goes to the Go executor, the other steps to the Python one")
+        return True
+
+    async def _start_run(self, client: Client, *, in_go: bool) -> str:
+        wanted = load_definition(DEFINITION_FILE)
+        if in_go:
+            # A name of its own: whoever starts the pipeline in this folder later may have no Go.
+            wanted.definition += "-go"
+            (step,) = (step for step in wanted.steps if step.step_name == GO_STEP)
+            step.executor_kind = "go"
+        definition = (await client.register_definition(wanted)).definition
         options: Json = {"ledger": str(self._ledger)}
         if self._corpus is not None:
             options["corpus"] = str(self._corpus.absolute())

@@ -63,6 +63,7 @@ _STEPS: list[Column[workflow_pb2.GetStepRunResponse]] = [
     Column("ATTEMPT", lambda step: str(step.step_run.attempt), is_number=True),
     Column("LEASE TOKEN", _lease_token, is_number=True),
     Column("TOOK", lambda step: _duration(step.step_run), is_number=True),
+    Column("EXECUTOR", lambda step: step.step_run.executor_name),
     Column("LAST WORD", lambda step: step.step_run.progress.message),
 ]
 _ARTIFACTS: list[Column[Made]] = [

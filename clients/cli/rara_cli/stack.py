@@ -69,6 +69,7 @@ class Stack:
         self._postgres: EmbeddedPostgres | None = None
         self._scheduler: Part | None = None
         self._executor: Part | None = None
+        self._go_executor: Part | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -135,8 +136,15 @@ class Stack:
             await self.stop()
             raise
 
+    async def start_go_executor(self, program: Path) -> None:
+        """Start one beside the other parts, named after the Python one; returns when it has connected."""
+        self._report("starting the Go executor")
+        self._go_executor = Part(self._go_executor_spec(program), report=self._report)
+        await self._go_executor.start()
+
     async def stop(self) -> None:
-        """Stop the executor, then the scheduler, then the database. Stopping twice is harmless."""
+        """Stop the executors, then the scheduler, then the database. Stopping twice is harmless."""
+        go_executor, self._go_executor = self._go_executor, None
         executor, self._executor = self._executor, None
         scheduler, self._scheduler = self._scheduler, None
         postgres, self._postgres = self._postgres, None
@@ -152,10 +160,12 @@ class Stack:
                 order.push_async_callback(scheduler.stop)
             if executor is not None:
                 order.push_async_callback(executor.stop)
+            if go_executor is not None:
+                order.push_async_callback(go_executor.stop)
 
     def interrupt(self) -> None:
-        """Kill scheduler and executor at once; `stop` is still to be called, and is quick then."""
-        for part in (self._executor, self._scheduler):
+        """Kill scheduler and executors at once; `stop` is still to be called, and is quick then."""
+        for part in (self._go_executor, self._executor, self._scheduler):
             if part is not None:
                 part.interrupt()
 
@@ -168,7 +178,7 @@ class Stack:
         )
         waits += [
             asyncio.create_task(part.ended(), name=f"end of {part.spec.name}")
-            for part in (self._scheduler, self._executor)
+            for part in (self._scheduler, self._executor, self._go_executor)
             if part is not None
         ]
         try:
@@ -230,27 +240,42 @@ class Stack:
             "RARA_MIGRATE": "true",
             "RARA_BLOB_STORE": f"file://{directory / 'blobs'}",
         }
-        return self._spec("scheduler", "rara_scheduler", own, _SCHEDULER_READY)
+        return self._spec("scheduler", _python("rara_scheduler"), own, _SCHEDULER_READY)
 
     def _executor_spec(self) -> PartSpec:
-        own = {
+        own = self._of_executors(self.settings.executor_name) | {
+            "RARA_EXECUTOR_MODULES": ",".join(self.settings.modules)
+        }
+        return self._spec("executor", _python("rara_executor"), own, _EXECUTOR_READY)
+
+    def _go_executor_spec(self, program: Path) -> PartSpec:
+        own = self._of_executors(f"{self.settings.executor_name}-go")
+        return self._spec("go-executor", (str(program),), own, _EXECUTOR_READY)
+
+    def _of_executors(self, name: str) -> dict[str, str]:
+        """Settings that mean the same in any language."""
+        return {
             "RARA_SCHEDULER": self.address,
-            "RARA_EXECUTOR_MODULES": ",".join(self.settings.modules),
-            "RARA_EXECUTOR_NAME": self.settings.executor_name,
+            "RARA_EXECUTOR_NAME": name,
             "RARA_EXECUTOR_SLOTS": str(self.settings.slots),
             "RARA_EXECUTOR_DIR": str(self.settings.directory.absolute() / "executor"),
         }
-        return self._spec("executor", "rara_executor", own, _EXECUTOR_READY)
 
-    def _spec(self, name: str, module: str, own: Mapping[str, str], ready: re.Pattern[str]) -> PartSpec:
+    def _spec(
+        self, name: str, command: tuple[str, ...], own: Mapping[str, str], ready: re.Pattern[str]
+    ) -> PartSpec:
         defaults = {"RARA_LOG_FORMAT": "console", "PYTHONUNBUFFERED": "1"}
         return PartSpec(
             name=name,
-            command=(sys.executable, "-m", module),
+            command=command,
             env={**defaults, **os.environ, **own, **self.settings.env},
             ready=ready,
             log=self.logs / f"{name}.log",
         )
+
+
+def _python(module: str) -> tuple[str, ...]:
+    return sys.executable, "-m", module
 
 
 async def _result(task: "asyncio.Task[None]") -> None:
