@@ -47,8 +47,8 @@ check: $(VENV)/.dev ## style, types, generated code, contract, migrations
 	$(RUN)/mypy
 	scripts/check-proto.sh
 	scripts/check-sql.sh
-	@if command -v go >/dev/null; then set -x; cd gen/go && go vet ./...; \
-	else echo "left out: go vet: there is no \`go\` on the PATH"; fi
+	@if command -v go >/dev/null; then scripts/check-go.sh; \
+	else echo "left out: go vet, gofmt, staticcheck: there is no \`go\` on the PATH"; fi
 
 proto: $(VENV)/.dev ## generate gen/python and gen/go from api/proto
 	scripts/proto.sh
