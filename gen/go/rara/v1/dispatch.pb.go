@@ -550,7 +550,7 @@ type Hello struct {
 	// What steps may require, such as gpu=a100.
 	Labels map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Everything it holds, finished jobs with unacknowledged events included. A lease of this executor that is not
-	// listed is not held, and is released at once.
+	// listed is not held, and is released when the executor sends its next frame.
 	HeldJobs      []*HeldJob `protobuf:"bytes,9,rep,name=held_jobs,json=heldJobs,proto3" json:"held_jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

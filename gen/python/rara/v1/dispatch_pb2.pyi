@@ -285,7 +285,7 @@ class Hello(_message.Message):
     @_builtins.property
     def held_jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldJob]:
         """Everything it holds, finished jobs with unacknowledged events included. A lease of this executor that is not
-        listed is not held, and is released at once.
+        listed is not held, and is released when the executor sends its next frame.
         """
 
     def __init__(
