@@ -123,6 +123,7 @@ async def test_a_stop_reaches_the_services_and_what_ran_goes_on_after_up(system:
     assert counts(system.work / "starts") == dict.fromkeys(STEPS, 2)
 
 
+@pytest.mark.soak
 @pytest.mark.case("STOP-2")
 async def test_a_stop_of_the_scheduler_alone_costs_no_attempt(system: ComposeProject) -> None:
     async with client_of(system) as client:
@@ -136,6 +137,7 @@ async def test_a_stop_of_the_scheduler_alone_costs_no_attempt(system: ComposePro
     assert counts(system.work / "starts") == dict.fromkeys(STEPS, 1)
 
 
+@pytest.mark.soak
 @pytest.mark.case("STOP-2")
 async def test_a_stop_reaches_a_service_that_is_still_starting(system: ComposeProject) -> None:
     """The kernel throws away a signal for process 1 that nobody handles yet."""
@@ -149,6 +151,7 @@ async def test_a_stop_reaches_a_service_that_is_still_starting(system: ComposePr
         await docker("rm", "-v", container)
 
 
+@pytest.mark.soak
 async def test_what_a_killed_handler_leaves_behind_is_reaped(system: ComposeProject) -> None:
     async with client_of(system) as client:
         run_id = await started_run(client, system.work, "cancelled")
