@@ -35,7 +35,7 @@ async def build_go_executor(
                 go, "build", "-buildvcs=false", "-o", str(target), PACKAGE, folder=sources
             )
     except TimeoutError:
-        raise NotBuilt(f"`go build` took more than {within_s:g} s") from None
+        raise NotBuilt(f"`go build` took more than {within_s:g} s; the next one goes on from there") from None
     except OSError as error:
         raise NotBuilt(f"`go` does not start: {error.strerror}") from error
     if code != 0:
