@@ -15,10 +15,12 @@ import asyncpg
 import click
 from rara_testing.processes import resident_bytes
 
+from rara_chaos import golang
 from rara_chaos.faults import Injector
 from rara_chaos.load import Load
 from rara_chaos.report import Memory, Report
 from rara_chaos.schedule import schedule
+from rara_chaos.shapes import MIXED_SHAPES, SHAPES
 from rara_chaos.stack import Stack
 from rara_chaos.verdict import judge
 
@@ -34,7 +36,8 @@ async def run(seed: int, duration_s: float, every_s: float, stack: Stack) -> Rep
     def say(line: str) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {line}", flush=True)
 
-    load = Load(seed, stack.ledger, [link.address for link in stack.client_links])
+    shapes = MIXED_SHAPES if stack.go else SHAPES
+    load = Load(seed, stack.ledger, [link.address for link in stack.client_links], shapes)
     injector = Injector(stack, say)
     memory: dict[str, Memory] = {}
     async with _background(_watch_memory(stack, memory)):
@@ -53,7 +56,10 @@ async def run(seed: int, duration_s: float, every_s: float, stack: Stack) -> Rep
     verdict = await judge(stack.postgres.dsn, stack.ledger, load.confirmed, stack.executors)
     verdict.violations += load.violations
     verdict.violations += [f"{crash.name} ended with {crash.code}: {crash.report}" for crash in stack.crashes]
-    return Report(seed, duration_s, injector.done, verdict, load.refusals, memory, injector.failed)
+    hit = {
+        kind: injector.hit[kind] for kind in sorted({one.command.executor_kind for one in stack.executors})
+    }
+    return Report(seed, duration_s, injector.done, verdict, load.refusals, memory, injector.failed, hit)
 
 
 async def _quiet(stack: Stack) -> None:
@@ -91,18 +97,24 @@ async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def _main(seed: int, duration_s: float, every_s: float, folder: Path) -> bool:
+async def _main(seed: int, duration_s: float, every_s: float, folder: Path, with_go: bool) -> bool:
     if (this := asyncio.current_task()) is not None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, this.cancel)
-    async with Stack(folder) as stack:
+    go = await golang.build(folder) if with_go else None
+    async with Stack(folder, go=go) as stack:
         report = await run(seed, duration_s, every_s, stack)
     print("\n".join(report.lines()))
     if report.never:
         print("never injected: " + ", ".join(report.never))
+    if report.spared:
+        print("without work or without a fault: " + ", ".join(report.spared))
     if not report.is_good:
         print(f"logs: {folder}")
-        print(f"again: make chaos SEED={seed} DURATION={duration_s:g} EVERY={every_s:g}")
+        options = (
+            f"--seed {seed} --duration {duration_s:g} --every {every_s:g} {'--go' if with_go else '--no-go'}"
+        )
+        print(f"again: {sys.executable} -m rara_chaos {options}")
     print(report.json(), flush=True)
     return report.is_good
 
@@ -115,16 +127,27 @@ async def _main(seed: int, duration_s: float, every_s: float, folder: Path) -> b
 @click.option(
     "--every", "every_s", type=float, default=3.0, show_default=True, help="Seconds between faults."
 )
+@click.option(
+    "--go/--no-go",
+    "with_go",
+    default=None,
+    help="Every second executor is one in Go, and steps of both languages take turns; by default where there is a go.",
+)
 @click.option("--keep", is_flag=True, help="Keep the folder with database, logs and ledger.")
-def main(seed: int | None, duration_s: float, every_s: float, keep: bool) -> None:
+def main(seed: int | None, duration_s: float, every_s: float, with_go: bool | None, keep: bool) -> None:
     """Put a stack under faults, and judge what it did by its promises."""
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     print(f"seed {seed}, {duration_s:g} s", flush=True)
+    if with_go is None:
+        without = golang.why_not()
+        with_go = not without
+        if without:
+            print(f"no executors in Go, and no runs of both languages: {without}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="rara-chaos-"))
     folder.chmod(0o711)  # as root, PostgreSQL runs as another account
     is_good = False
     try:
-        is_good = asyncio.run(_main(seed, duration_s, every_s, folder))
+        is_good = asyncio.run(_main(seed, duration_s, every_s, folder, with_go))
     except asyncio.CancelledError:
         print(f"stopped; logs: {folder}")
         sys.exit(130)

@@ -13,7 +13,7 @@ import asyncpg
 from rara_testing.database_faults import DatabaseFaults, kill_server, stop_immediately
 from rara_testing.fault_proxy import Direction, FaultProxy
 
-from rara_chaos.schedule import Fault, Kind
+from rara_chaos.schedule import OF_EXECUTORS, Fault, Kind
 from rara_chaos.stack import Service, Stack
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class Injector:
 
     def __init__(self, stack: Stack, say: Callable[[str], None]) -> None:
         self.done: Counter[Kind] = Counter()
+        self.hit: Counter[str] = Counter()  # faults of one executor, by its kind
         self.failed: list[str] = []
         self._stack = stack
         self._say = say
@@ -88,11 +89,13 @@ class Injector:
                     return
                 await asyncio.sleep(_RETRY_S)
         self.done[fault.kind] += 1
+        if fault.kind in OF_EXECUTORS:
+            self.hit[self._executor(fault).command.executor_kind] += 1
         self._say(f"{fault.kind}, begun {began - self._began:.1f} s, for {fault.hold_s:.1f} s")
 
     async def _do(self, fault: Fault) -> None:
         stack, hold_s = self._stack, fault.hold_s
-        executor = stack.executors[fault.target % len(stack.executors)]
+        executor = self._executor(fault)
         scheduler = stack.schedulers[fault.target % len(stack.schedulers)]
         match fault.kind:
             case Kind.EXECUTOR_KILLED:
@@ -140,6 +143,9 @@ class Injector:
                 await _swallowed(_used(stack.database_links, fault.target))
             case _:
                 await self._do_in_database(fault)
+
+    def _executor(self, fault: Fault) -> Service:
+        return self._stack.executors[fault.target % len(self._stack.executors)]
 
     async def _do_in_database(self, fault: Fault) -> None:
         database, hold_s = self._database, fault.hold_s

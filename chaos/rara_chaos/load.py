@@ -54,6 +54,7 @@ class Load:
     seed: int
     ledger: Path
     addresses: Sequence[str]
+    shapes: Sequence[Shape] = SHAPES
     confirmed: list[Confirmed] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)  # answers after which a call was repeated
@@ -74,7 +75,7 @@ class Load:
                     tasks.create_task(caller.run(), name=f"caller {number}")
 
     async def _define(self, client: Client) -> None:
-        for shape in SHAPES:
+        for shape in self.shapes:
             await self.insist(partial(client.register_definition, shape.definition(), timeout_s=_CALL_S))
 
     async def insist(self, call: Callable[[], Awaitable[T]]) -> T | None:
@@ -115,7 +116,8 @@ class _Caller:
 
     async def _one(self, key: str) -> None:
         draw = self.draw
-        shape = draw.choices(SHAPES, [shape.weight for shape in SHAPES])[0]
+        shapes = self.load.shapes
+        shape = draw.choices(shapes, [shape.weight for shape in shapes])[0]
         number = draw.randrange(1_000_000)
         is_twice, is_cancelled, cancel_after_s = (
             draw.random() < 0.2,

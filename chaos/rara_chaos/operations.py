@@ -1,8 +1,11 @@
-"""The handlers of the load: short, restartable, each keeping the ledger."""
+"""The handlers of the load: short, restartable, each keeping the ledger.
+
+executors/go/internal/chaos has the same in Go.
+"""
 
 import asyncio
 import contextlib
-import random
+import hashlib
 import time
 import zlib
 from collections.abc import Iterator
@@ -26,7 +29,7 @@ def value_of(step_name: str, number: int) -> int:
 
 def content_of(number: int) -> bytes:
     """The artifact of a number."""
-    return random.Random(number).randbytes(_ARTIFACT_BYTES)
+    return hashlib.shake_256(str(number).encode()).digest(_ARTIFACT_BYTES)
 
 
 def number_of(given: Any) -> int:

@@ -30,6 +30,7 @@ class Report:
     refusals: Mapping[str, int]
     memory: Mapping[str, Memory]
     missed: Sequence[str]  # faults that found no target
+    executor_faults: Mapping[str, int]  # by the kind of the executor
 
     @property
     def never(self) -> list[Kind]:
@@ -37,8 +38,14 @@ class Report:
         return [kind for kind in Kind if not self.faults.get(kind)]
 
     @property
+    def spared(self) -> list[str]:
+        """Kinds of executor that ran nothing, or met no fault."""
+        ran = self.verdict.attempts_by_kind
+        return [kind for kind, hit in self.executor_faults.items() if not (hit and ran.get(kind))]
+
+    @property
     def is_good(self) -> bool:
-        return self.verdict.is_clean and not self.never
+        return self.verdict.is_clean and not self.never and not self.spared
 
     def lines(self) -> list[str]:
         verdict = self.verdict
@@ -47,6 +54,11 @@ class Report:
         lines += [f"  missed: {missed}" for missed in self.missed]
         lines += [f"attempts: {verdict.attempts} of {verdict.steps} steps of {verdict.runs} runs, ended as"]
         lines += [f"  {count:5d}  {reason}" for reason, count in sorted(verdict.reasons.items())]
+        lines += [
+            f"{kind} executors: {verdict.attempts_by_kind.get(kind, 0)} attempts, {hit} faults of their own"
+            for kind, hit in self.executor_faults.items()
+        ]
+        lines.append(f"steps that went on where another language had ended: {verdict.handovers}")
         lines += [
             f"effects: {verdict.effects}; done again after a crash before the record: {verdict.effects_repeated}",
             f"calls repeated: {dict(self.refusals)}",
@@ -79,6 +91,9 @@ class Report:
                 "runs": verdict.runs,
                 "steps": verdict.steps,
                 "attempts": verdict.attempts,
+                "attempts_by_kind": verdict.attempts_by_kind,
+                "executor_faults": dict(self.executor_faults),
+                "handovers": verdict.handovers,
                 "effects": verdict.effects,
                 "longest_recovery_s": round(verdict.longest_recovery.seconds, 3),
             }

@@ -39,6 +39,15 @@ class Kind(StrEnum):
     ALL_KILLED = "all_killed"
 
 
+OF_EXECUTORS = frozenset(
+    {
+        Kind.EXECUTOR_KILLED,
+        Kind.EXECUTOR_FROZEN_BRIEFLY,
+        Kind.EXECUTOR_FROZEN_PAST_LEASE,
+        Kind.EXECUTOR_STOPPED,
+    }
+)
+
 # For how long a fault is held: from, to.
 _BRIEF = (0.3, 1.2)
 _HOLD_S: dict[Kind, tuple[float, float]] = {
@@ -76,18 +85,22 @@ class Fault:
 def schedule(seed: int, duration_s: float, every_s: float) -> list[Fault]:
     """All faults of a run, in order. Every kind is dealt once before any is dealt again.
 
+    Targets are even and odd in turns, from kind to kind and from deck to deck: where every other executor is of
+    another language, both are hit.
+
     every_s: between two faults, in the mean, where there is time for that.
     """
     draw = random.Random(f"schedule {seed}")
     room_s = max(duration_s - _FIRST_S - _LAST_S, 1.0)
     decks = max(1, round(room_s / (every_s * len(Kind))))
-    kinds: list[Kind] = []
-    for _ in range(decks):
-        deck = list(Kind)
+    turn = draw.randrange(2)
+    cards: list[tuple[Kind, int]] = []
+    for number in range(decks):
+        deck = [(kind, (turn + number + place) % 2) for place, kind in enumerate(Kind)]
         draw.shuffle(deck)
-        kinds += deck
-    instants = sorted(_FIRST_S + draw.random() * room_s for _ in kinds)
+        cards += deck
+    instants = sorted(_FIRST_S + draw.random() * room_s for _ in cards)
     return [
-        Fault(at_s, kind, draw.randrange(1 << 16), draw.uniform(*_HOLD_S.get(kind, _BRIEF)))
-        for at_s, kind in zip(instants, kinds, strict=True)
+        Fault(at_s, kind, 2 * draw.randrange(1 << 15) + odd, draw.uniform(*_HOLD_S.get(kind, _BRIEF)))
+        for at_s, (kind, odd) in zip(instants, cards, strict=True)
     ]

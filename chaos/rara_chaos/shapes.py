@@ -1,7 +1,7 @@
 """The shapes of the load's runs: their definitions, and what each of their steps must give."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rara.v1 import workflow_pb2
 from rara_client.definitions import definition_from
@@ -13,6 +13,7 @@ from rara_chaos.operations import value_of
 class Step:
     kind: str
     after: tuple[str, ...] = ()
+    executor_kind: str = ""  # empty: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Shape:
         document: dict[str, object] = {
             "step_name": name,
             "kind": step.kind,
+            "executor_kind": step.executor_kind,
             "retry": dict(self.retry),
             "cancel_grace": "0.5s",
         }
@@ -106,3 +108,27 @@ SHAPES = (
     Shape("chaos-slow", {"a": Step("chaos.slow")}, weight=2),
 )
 BY_NAME = {shape.name: shape for shape in SHAPES}
+
+
+def alternating(shape: Shape, executor_kinds: Sequence[str]) -> Shape:
+    """The shape with each step on another kind of executor than the steps before it; the first step has the first."""
+    depths: dict[str, int] = {}
+    for name, step in shape.steps.items():
+        depths[name] = 1 + max((depths[parent] for parent in step.after), default=-1)
+    steps = {
+        name: replace(step, executor_kind=executor_kinds[depths[name] % len(executor_kinds)])
+        for name, step in shape.steps.items()
+    }
+    return replace(shape, name=f"{shape.name}-from-{executor_kinds[0]}", steps=steps)
+
+
+# Runs for a stack with executors in both languages: some steps are of one, the others do not mind.
+MIXED_SHAPES = (
+    *SHAPES,
+    *(
+        alternating(shape, kinds)
+        for shape in SHAPES
+        if len(shape.steps) > 1
+        for kinds in (("python", "go"), ("go", "python"))
+    ),
+)

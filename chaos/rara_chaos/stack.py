@@ -9,7 +9,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -61,9 +61,10 @@ class Crash:
 @dataclass(frozen=True, slots=True)
 class Command:
     name: str
-    module: str
+    program: Sequence[str]
     env: Mapping[str, str]
     ready: str
+    executor_kind: str = ""  # empty: it is no executor
 
 
 class Service:
@@ -92,7 +93,7 @@ class Service:
     async def start(self) -> str:
         """Start it and wait until it is ready; what its ready line names."""
         for tries in range(_STARTS):
-            command = account.command([sys.executable, "-m", self.command.module], None, signal.SIGKILL)
+            command = account.command([*self.command.program], None, signal.SIGKILL)
             process = self._process = await self._processes.start(
                 self.command.name, command, env=self.command.env
             )
@@ -152,6 +153,7 @@ class Stack:
     schedulers_count: int = 2
     executors_count: int = 4
     slots: int = 4
+    go: Path | None = None  # the program of Go executors: then every second executor is one
     settings: Mapping[str, str] = field(default_factory=dict)
     schedulers: list[Service] = field(default_factory=list)
     executors: list[Service] = field(default_factory=list)
@@ -219,7 +221,7 @@ class Stack:
         ready = r"rara-scheduler listening on (\S+)"
         command = Command(
             f"scheduler-{number}",
-            "rara_scheduler",
+            _python("rara_scheduler"),
             env | self._env("RARA_LISTEN", f"127.0.0.1:{lasting_port()}"),
             ready,
         )
@@ -235,7 +237,9 @@ class Stack:
         for scheduler, address in enumerate(self.addresses):
             proxy = self.links[number, scheduler] = await self._proxy_to(address)
             ways.append(proxy.address)
-        turn = number % len(ways)  # each scheduler is the first choice of some
+        # Each scheduler is the first choice of some, in both languages.
+        turn = (number + number // 2) % len(ways)
+        go = self.go if number % 2 else None
         env = {
             "RARA_EXECUTOR_MODULES": "rara_chaos.operations",
             "RARA_EXECUTOR_NAME": f"executor-{number}",
@@ -247,9 +251,10 @@ class Stack:
         target = "ipv4:" + ",".join(ways[turn:] + ways[:turn])
         command = Command(
             f"executor-{number}",
-            "rara_executor",
+            [str(go)] if go else _python("rara_executor"),
             env | self._env("RARA_SCHEDULER", target),
             r"rara-executor \S+ connected to (\S+)",
+            "go" if go else "python",
         )
         service = Service(processes, command, self.crashes)
         self._exits.push_async_callback(service.end)
@@ -261,3 +266,7 @@ class Stack:
 
     def _env(self, name: str, value: str) -> dict[str, str]:
         return {**TIMINGS, **self.settings, name: value}
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-m", module]

@@ -31,6 +31,7 @@ class Attempt:
     attempt: int
     token: int
     executor: str
+    executor_kind: str
     reason: str
     granted_at: float
     accepted_at: float | None
@@ -62,6 +63,8 @@ class Verdict:
     effects_repeated: int = 0  # by a crash between doing and recording: allowed, and worth knowing
     longest_recovery: Recovery = Recovery(0.0)
     reasons: dict[str, int] = field(default_factory=dict)
+    attempts_by_kind: dict[str, int] = field(default_factory=dict)  # of executors
+    handovers: int = 0  # from a step to one after it that another kind of executor ran
 
     @property
     def is_clean(self) -> bool:
@@ -90,6 +93,7 @@ async def judge(
             await _judge_open(connection, verdict)
             by_key = activities(ledger.read(ledger_path))
             await _judge_ledger(connection, by_key, verdict)
+            await _judge_kinds(connection, verdict)
             attempts = await read_attempts(connection)
         for found in (await check(connection, overdue_s=_OVERDUE_S)).violations:
             verdict.violations.append(
@@ -104,6 +108,8 @@ async def judge(
     for attempt in attempts:
         reason = attempt.reason or "SUCCEEDED"
         verdict.reasons[reason] = verdict.reasons.get(reason, 0) + 1
+        kind = attempt.executor_kind
+        verdict.attempts_by_kind[kind] = verdict.attempts_by_kind.get(kind, 0) + 1
     recovered = recoveries(attempts, executors)
     verdict.longest_recovery = max(recovered, key=lambda one: one.seconds, default=Recovery(0.0))
     return verdict
@@ -280,10 +286,34 @@ async def _wrong_charges(connection: Connection, recorded: Mapping[str, int]) ->
     return found
 
 
+async def _judge_kinds(connection: Connection, verdict: Verdict) -> None:
+    """Every attempt was granted to a kind of executor that its step asks for."""
+    for row in await connection.fetch(
+        "select a.lease_token, s.step_run_id::text, e.executor_kind as ran, q.executor_kind as asked from ("
+        " select step_run_id, lease_token, executor_id from rara.step_attempt"
+        " union all select step_run_id, lease_token, executor_id from rara.result where lease_token is not null"
+        ") a join rara.executor e using (executor_id) join rara.step_run s using (step_run_id)"
+        " join rara.route q using (route_id) where q.executor_kind not in ('', e.executor_kind)"
+    ):
+        verdict.violations.append(
+            f"{row['step_run_id']}: token {row['lease_token']} was granted to a {row['ran']} executor,"
+            f" asked for is {row['asked']}"
+        )
+    verdict.handovers = await connection.fetchval(
+        "select count(*) from rara.step_dependency d"
+        " join rara.result a on a.step_run_id = d.depends_on_step_run_id"
+        " join rara.result b on b.step_run_id = d.step_run_id"
+        " join rara.executor x on x.executor_id = a.executor_id"
+        " join rara.executor y on y.executor_id = b.executor_id"
+        " where a.state = 'succeeded' and b.state = 'succeeded' and x.executor_kind <> y.executor_kind"
+    )
+
+
 async def read_attempts(connection: Connection) -> list[Attempt]:
     """Every grant that has ended, in the order of steps and attempts."""
     rows = await connection.fetch(
-        "select a.*, coalesce(e.executor_name, '') as executor from ("
+        "select a.*, coalesce(e.executor_name, '') as executor, coalesce(e.executor_kind, '') as executor_kind"
+        " from ("
         " select step_run_id, attempt, lease_token, executor_id, reason, granted_at, accepted_at, started_at, ended_at"
         " from rara.step_attempt"
         " union all"
@@ -297,6 +327,7 @@ async def read_attempts(connection: Connection) -> list[Attempt]:
             row["attempt"],
             row["lease_token"],
             row["executor"],
+            row["executor_kind"],
             row["reason"],
             row["granted_at"].timestamp(),
             row["accepted_at"] and row["accepted_at"].timestamp(),

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from rara_chaos.schedule import Kind, schedule
+from rara_chaos.schedule import OF_EXECUTORS, Kind, schedule
 
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
@@ -19,6 +19,14 @@ def test_every_kind_comes_and_none_is_preferred(duration_s: float, every_s: floa
         assert {fault.kind for fault in faults} == set(Kind)
         assert all(0 < fault.at_s < duration_s for fault in faults)
         assert [fault.at_s for fault in faults] == sorted(fault.at_s for fault in faults)
+
+
+def test_every_other_executor_is_hit_as_often_as_its_neighbour() -> None:
+    for seed in range(20):
+        one_deck = Counter(fault.target % 2 for fault in schedule(seed, 60, 3) if fault.kind in OF_EXECUTORS)
+        assert one_deck[0] == one_deck[1] == len(OF_EXECUTORS) / 2
+        two_decks = {(fault.kind, fault.target % 2) for fault in schedule(seed, 200, 3)}
+        assert len(two_decks) == 2 * len(Kind)
 
 
 def test_a_longer_run_has_more_faults() -> None:

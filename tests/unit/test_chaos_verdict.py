@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rara_chaos.ledger import Entry, What, read
 from rara_chaos.load import Confirmed
-from rara_chaos.shapes import BY_NAME, SHAPES
+from rara_chaos.shapes import BY_NAME, MIXED_SHAPES
 from rara_chaos.verdict import (
     Activity,
     Attempt,
@@ -58,7 +58,7 @@ def test_a_token_that_starts_twice_is_found() -> None:
 
 
 def test_work_outside_of_its_attempt_is_found() -> None:
-    attempt = Attempt("step", 1, 7, "executor", "", 100.0, 101.0, 101.5, 105.0)
+    attempt = Attempt("step", 1, 7, "executor", "python", "", 100.0, 101.0, 101.5, 105.0)
 
     def judged(first_s: float, last_s: float, token: int = 7) -> int:
         return len(out_of_bounds([attempt], {token: Activity(first_s, last_s)}, 100.0))
@@ -91,10 +91,17 @@ def test_a_wrong_result_is_found() -> None:
 
 
 def test_every_shape_has_a_definition() -> None:
-    for shape in SHAPES:
+    for shape in MIXED_SHAPES:
         assert [step.step_name for step in shape.definition().steps] == list(shape.steps)
         assert set(shape.values(3)) == set(shape.steps)
 
 
 def test_a_ledger_that_was_never_begun_is_empty(tmp_path: Path) -> None:
     assert list(read(tmp_path / "none")) == []
+
+
+def test_steps_of_mixed_shapes_take_turns() -> None:
+    diamond = {shape.name: shape for shape in MIXED_SHAPES}["chaos-diamond-from-go"]
+    kinds = {step.step_name: step.executor_kind for step in diamond.definition().steps}
+    assert kinds == dict.fromkeys("af", "go") | dict.fromkeys("bcde", "python")
+    assert diamond.values(5) == BY_NAME["chaos-diamond"].values(5)

@@ -1,0 +1,33 @@
+"""The Go executor of the load, built from this repository where that can be done."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Final
+
+_SOURCE: Final = Path(__file__).resolve().parents[2] / "executors" / "go"
+_NAME: Final = "rara-go-chaos"
+
+
+def why_not() -> str:
+    """Why no Go executor can be built here; empty: one can."""
+    if shutil.which("go") is None:
+        return "there is no go on the PATH"
+    return "" if _SOURCE.is_dir() else f"there is no {_SOURCE}"
+
+
+async def build(folder: Path) -> Path:
+    """The program, in the folder. Go's own cache makes a second build short."""
+    program = folder / _NAME
+    process = await asyncio.create_subprocess_exec(
+        "go", "build", "-o", str(program), f"./cmd/{_NAME}", cwd=_SOURCE
+    )
+    try:
+        code = await process.wait()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if code != 0:
+        raise RuntimeError(f"go build ended with {code}")
+    return program
