@@ -1,22 +1,19 @@
 """S04: on cancel or deadline the process tree and the row of a job are both closed, whatever the handler does."""
 
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from google.protobuf.duration_pb2 import Duration
 from rara.v1 import workflow_pb2
 from rara_testing.processes import Process, Processes
 from support import stubborn
-from support.running_scheduler import GRACE_S, LEASE_S, SWEEP_S, RunningScheduler, running_scheduler, until
+from support.running_scheduler import RunningScheduler, running_scheduler, until
 from support.spawned_executor import spawn_executor
+from support.stubborn_runs import BOUND_S, all_run, both_close, seconds
 
 pytestmark = pytest.mark.case("S04")
 
-BOUND_S = GRACE_S + LEASE_S + 2 * SWEEP_S
 ONCE = workflow_pb2.RetryPolicy(max_attempts=1)
 
 
@@ -42,49 +39,6 @@ async def executor(world: RunningScheduler, processes: Processes, tmp_path: Path
         prestart=5,
         env={"RARA_TEST_HOLD": str(tmp_path / "hold")},
     )
-
-
-def seconds(value: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(int(value * 1e9))
-    return duration
-
-
-async def asked(condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
-    async def ask() -> Any:
-        return condition()
-
-    return await until(ask, what, timeout_s)
-
-
-async def all_run(world: RunningScheduler, run_id: str, folder: Path, names: tuple[str, ...]) -> set[int]:
-    """Wait until every handler of the run is at work; the numbers of all their processes."""
-    await asked(lambda: all(stubborn.starts(folder, name) for name in names), "start of all handlers", 15)
-
-    async def running() -> bool:
-        return {state for state, _ in (await world.steps(run_id)).values()} == {"running"}
-
-    await until(running, "running steps")
-    pids = stubborn.pids_of(folder, *names)
-    assert stubborn.living(pids) == pids
-    return pids
-
-
-async def both_close(world: RunningScheduler, run_id: str, pids: set[int], within_s: float) -> str:
-    """Row and processes are closed within the bound; the run's state."""
-    started = time.monotonic()
-    state = await until(
-        lambda: ended(world, run_id), "end of the run", within_s + 1
-    )  # a second for a busy machine
-    left_s = within_s + 1 - (time.monotonic() - started)
-    await asked(lambda: not stubborn.living(pids), f"end of {pids}", max(left_s, 0.2))
-    assert await world.raw.fetchval("select count(*) from rara.lease") == 0
-    return state
-
-
-async def ended(world: RunningScheduler, run_id: str) -> str:
-    state = await world.run_state(run_id)
-    return state if state in ("succeeded", "failed", "cancelled") else ""
 
 
 async def test_a_cancel_ends_every_kind_of_running_handler(

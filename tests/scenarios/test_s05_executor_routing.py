@@ -5,8 +5,7 @@ import contextlib
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rara_testing.job_events import accepted, running, succeeded
 from rara_testing.scripted_executor import WAIT_S, ScriptedExecutor, capability
 from rara_testing.scripted_scheduler import ScriptedScheduler, Session, Terms, job
 from support import running_executor
+from support.routing_oracle import TAKES, Has, Want, runs_as
 from support.running_scheduler import (
     HEARTBEAT_S,
     SWEEP_S,
@@ -32,61 +32,6 @@ from support.running_scheduler import (
 async def world(database_url: str, tmp_path: Path) -> AsyncIterator[RunningScheduler]:
     async with running_scheduler(database_url, tmp_path) as opened:
         yield opened
-
-
-# ------------------------------------------------------------ the oracle
-
-
-@dataclass(frozen=True)
-class Want:
-    """What a step asks for."""
-
-    kind: str
-    version: str = ""
-    executor_kind: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Has:
-    """What an executor says of itself. draining: it has said that it takes nothing more."""
-
-    name: str
-    executor_kind: str
-    kinds: Mapping[str, tuple[str, ...]] = field(hash=False)
-    labels: tuple[tuple[str, str], ...] = ()
-    draining: bool = False
-
-
-# Which offered versions each wanted one takes: written out by hand, not computed.
-TAKES = {
-    "": {"1.4.2", "1.10.0", "10.0.0", "2.0.0-rc1"},
-    "1": {"1.4.2", "1.10.0"},
-    "1.4": {"1.4.2"},
-    "1.10.0": {"1.10.0"},
-    "2.0.0": {"2.0.0-rc1"},
-    "2.0.0-rc1": {"2.0.0-rc1"},
-    "3": set(),
-}
-# From the oldest to the newest, as people read them.
-BY_AGE = ("1.4.2", "1.10.0", "2.0.0-rc1", "10.0.0")
-
-
-def runs_as(want: Want, has: Has) -> str | None:
-    """The version that this executor has to run it as, or None where it must never see it."""
-    if has.draining:
-        return None
-    if want.executor_kind and want.executor_kind != has.executor_kind:
-        return None
-    for label in want.labels:
-        if label not in has.labels:
-            return None
-    fitting = [
-        version
-        for version in BY_AGE
-        if version in has.kinds.get(want.kind, ()) and version in TAKES[want.version]
-    ]
-    return fitting[-1] if fitting else None
 
 
 WANTS = [
