@@ -10,11 +10,12 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from rara_chaos.shapes import BY_NAME
+from rara_chaos.shapes import BY_NAME, Shape, alternating
 from rara_chaos.stack import LEASE_S, SWEEP_S, Stack
-from rara_chaos.verdict import Attempt, read_attempts
+from rara_chaos.verdict import Attempt, Verdict, read_attempts
 from rara_client import Client
 from rara_testing.database_faults import kill_server
+from support.go_executor import program
 from support.stack_runs import StackRuns, until_connected, until_quiet, until_running
 
 E, S, P = "executor", "scheduler", "postgres"
@@ -22,7 +23,13 @@ SUBSETS = ({E}, {S}, {P}, {E, S}, {E, P}, {S, P}, {E, S, P})
 # Three rounds, all subsets: each part alone, each two of them, all together.
 ROUNDS = (SUBSETS[:3], SUBSETS[3:6], SUBSETS[6:])
 MARGIN_S = 1.0
-RUNS = ("chaos-single",) * 4
+RUNS = (BY_NAME["chaos-single"],) * 4
+# Work of one language and of the other, long enough to be met by the kill, and runs in which both take turns.
+MIXED_RUNS = [
+    alternating(BY_NAME[name], kinds)
+    for name in ("chaos-slow", "chaos-chain")
+    for kinds in (("python", "go"), ("go", "python"))
+]
 
 
 async def kill_and_restart(stack: Stack, parts: set[str]) -> tuple[float, float]:
@@ -38,8 +45,8 @@ async def kill_and_restart(stack: Stack, parts: set[str]) -> tuple[float, float]
     return killed_at, time.time() - killed_at
 
 
-def recovery_s(attempts: Sequence[Attempt], killed_at: float) -> dict[str, float]:
-    """For each step that ran at that instant and lost its lease: seconds until its next attempt ran."""
+def recovery_s(attempts: Sequence[Attempt], killed_at: float) -> dict[str, tuple[str, float]]:
+    """For each step that ran at that instant and lost its lease: where, and seconds until its next attempt ran."""
     found = {}
     for attempt in attempts:
         if attempt.started_at is None or attempt.reason != "LEASE_EXPIRED":
@@ -50,16 +57,17 @@ def recovery_s(attempts: Sequence[Attempt], killed_at: float) -> dict[str, float
                 for one in attempts
                 if one.step_run_id == attempt.step_run_id and one.attempt > attempt.attempt and one.started_at
             ]
-            found[attempt.step_run_id] = min(later) - killed_at
+            found[attempt.step_run_id] = attempt.executor_kind, min(later) - killed_at
     return found
 
 
-async def one_kill(runs: StackRuns, parts: set[str]) -> None:
+async def one_kill(runs: StackRuns, shapes: Sequence[Shape], parts: set[str]) -> None:
     """Work in flight, the kill, the restart; all of it ends, and the orphans' recovery is in time."""
     stack = runs.stack
-    for name in RUNS:
-        assert await runs.start(BY_NAME[name]) is not None
-    await until_running(stack.postgres.dsn, 2)
+    kinds = {executor.command.executor_kind for executor in stack.executors}
+    for shape in shapes:
+        assert await runs.start(shape) is not None
+    await until_running(stack.postgres.dsn, 2, kinds=len(kinds))
     killed_at, restart_s = await kill_and_restart(stack, parts)
     await until_quiet(stack.postgres.dsn)
     connection = await asyncpg.connect(stack.postgres.dsn)
@@ -68,31 +76,47 @@ async def one_kill(runs: StackRuns, parts: set[str]) -> None:
     finally:
         await connection.close()
     if E in parts:
-        assert recovered, "the executor was killed while it worked"
+        assert {kind for kind, _ in recovered.values()} == kinds, "each was killed while it worked"
     bound_s = LEASE_S + SWEEP_S + MARGIN_S + restart_s
-    assert max(recovered.values(), default=0.0) <= bound_s, (parts, restart_s, recovered)
+    assert max((seconds for _, seconds in recovered.values()), default=0.0) <= bound_s, (
+        parts,
+        restart_s,
+        recovered,
+    )
 
 
-async def smoke(folder: Path, kills: Sequence[set[str]]) -> None:
+async def smoke(
+    folder: Path, kills: Sequence[set[str]], shapes: Sequence[Shape] = RUNS, go: Path | None = None
+) -> Verdict:
     folder.chmod(0o755)
     async with (
-        Stack(folder, schedulers_count=1, executors_count=1, slots=6) as stack,
+        Stack(folder, schedulers_count=1, executors_count=2 if go else 1, slots=6, go=go) as stack,
         Client.connect(stack.addresses[0]) as client,
     ):
         runs = StackRuns(stack, client)
-        await runs.define(*(BY_NAME[name] for name in sorted(set(RUNS))))
+        await runs.define(*{shape.name: shape for shape in shapes}.values())
         for parts in kills:
-            await one_kill(runs, parts)
+            await one_kill(runs, shapes, parts)
         verdict = await runs.judge()
         assert verdict.is_clean, verdict
         assert not stack.crashes
-        assert verdict.runs == len(runs.confirmed) == len(RUNS) * len(kills)
+        assert verdict.runs == len(runs.confirmed) == len(shapes) * len(kills)
         assert verdict.effects == verdict.steps
+        return verdict
 
 
 @pytest.mark.case("S07")
 async def test_whatever_is_killed_nothing_is_lost_and_orphans_are_recovered(tmp_path: Path) -> None:
     await smoke(tmp_path, [parts for one_round in ROUNDS for parts in one_round])
+
+
+@pytest.mark.needs("go")
+@pytest.mark.case("S07")
+async def test_go_and_python_are_killed_and_recovered_together(tmp_path: Path) -> None:
+    kills = ({E}, {S, P}, {E, S, P})
+    verdict = await smoke(tmp_path, kills, MIXED_RUNS, program("rara-go-chaos"))
+    assert set(verdict.attempts_by_kind) == {"python", "go"}
+    assert verdict.handovers == 4 * len(kills)  # two in each chain
 
 
 @pytest.mark.soak

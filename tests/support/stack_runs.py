@@ -46,10 +46,13 @@ class StackRuns:
         return await judge(self.stack.postgres.dsn, self.stack.ledger, self.confirmed, self.stack.executors)
 
 
-async def until_running(dsn: str, count: int, *, bound_s: float = 20.0) -> None:
-    """Wait until so many steps run."""
+async def until_running(dsn: str, count: int, *, kinds: int = 1, bound_s: float = 20.0) -> None:
+    """Wait until so many steps run, on so many kinds of executors."""
     await _until(
-        dsn, f"select count(*) >= {int(count)} from rara.lease where started_at is not null", bound_s
+        dsn,
+        f"select count(*) >= {int(count)} and count(distinct x.executor_kind) >= {int(kinds)}"
+        " from rara.lease join rara.executor x using (executor_id) where started_at is not null",
+        bound_s,
     )
 
 
