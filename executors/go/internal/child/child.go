@@ -118,14 +118,25 @@ func (c *child) listen(decoder *json.Decoder, interrupt context.CancelCauseFunc)
 	}
 }
 
-// keepToLease ends what runs on when the lease is over: the executor should have done so, and stands still.
+// keepToLease ends what runs on when the lease is over: the executor should have done so, and stands still. At that
+// instant, for soon after it another executor may have begun.
 func (c *child) keepToLease() {
 	for {
-		time.Sleep(leaseCheck)
-		if over := c.LeaseOver(); over != 0 && leaseclock.Now() >= over {
-			endAll()
-		}
+		time.Sleep(min(leaseCheck, c.left()))
 	}
+}
+
+// left of the lease; with nothing left this process ends.
+func (c *child) left() time.Duration {
+	over := c.LeaseOver()
+	if over == 0 {
+		return leaseCheck // not told yet
+	}
+	left := over - leaseclock.Now()
+	if left <= 0 {
+		endAll()
+	}
+	return left
 }
 
 // endAll ends the handler and what it started.
@@ -135,6 +146,7 @@ func endAll() { _ = syscall.Kill(-syscall.Getpgrp(), syscall.SIGKILL) }
 func (c *child) LeaseOver() time.Duration { return time.Duration(c.leaseOver.Load()) }
 
 func (c *child) Progress(report engine.Report) error {
+	c.left() // this process may have stood still past its lease, and the handler go on before anybody has looked
 	return c.writer.send(toParent{Progress: &report})
 }
 
