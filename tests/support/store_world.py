@@ -26,7 +26,7 @@ from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.domain.start_command import StartCommand
 from rara_scheduler.store.cancel import CancelResult, CancelStore
 from rara_scheduler.store.commit import BatchResult, CommitStore, LeaseReports
-from rara_scheduler.store.database import Database
+from rara_scheduler.store.database import Database, LockTimeout
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.leases import Grant, LeaseStore
 from rara_scheduler.store.sessions import SessionStore
@@ -129,6 +129,13 @@ class StoreWorld:
         return await self.commits.commit(
             [reports(grant, *items, executor_id=executor_id or grant.executor_id)]
         )
+
+    async def commit(self, batch: Sequence[LeaseReports]) -> BatchResult:
+        """As the committer does: whoever holds rows of the batch is waited for once, and then left out."""
+        try:
+            return await self.commits.commit(batch)
+        except LockTimeout:
+            return await self.commits.commit(batch, skip_locked=True)
 
     async def say(self, grant: Grant, *items: Item) -> BatchResult:
         """The scheduler's own word about a lease."""
