@@ -1,6 +1,7 @@
 """The chaos runner from end to end: its exit code, and the line that it ends with."""
 
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +24,10 @@ async def test_a_minute_of_chaos_breaks_no_promise(tmp_path: Path) -> None:
         assert set(said["faults"]) == set(Kind)
         assert all(said["faults"].values())
         assert 0 < said["steps"] <= said["attempts"]
+        kinds = {"go", "python"} if shutil.which("go") else {"python"}
+        assert set(said["attempts_by_kind"]) == set(said["executor_faults"]) == kinds
+        assert all(said["executor_faults"].values())
+        assert bool(said["handovers"]) == (len(kinds) > 1)
 
 
 async def test_ctrl_c_ends_it_with_all_its_processes(tmp_path: Path) -> None:

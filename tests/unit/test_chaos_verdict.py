@@ -4,10 +4,13 @@ from pathlib import Path
 
 from rara_chaos.ledger import Entry, What, read
 from rara_chaos.load import Confirmed
+from rara_chaos.report import Report
+from rara_chaos.schedule import Kind
 from rara_chaos.shapes import BY_NAME, MIXED_SHAPES
 from rara_chaos.verdict import (
     Activity,
     Attempt,
+    Verdict,
     activities,
     out_of_bounds,
     overlaps,
@@ -105,3 +108,16 @@ def test_steps_of_mixed_shapes_take_turns() -> None:
     kinds = {step.step_name: step.executor_kind for step in diamond.definition().steps}
     assert kinds == dict.fromkeys("af", "go") | dict.fromkeys("bcde", "python")
     assert diamond.values(5) == BY_NAME["chaos-diamond"].values(5)
+
+
+def test_an_executor_that_was_spared_makes_no_good_report() -> None:
+    faults = dict.fromkeys(Kind, 1)
+
+    def spared(attempts: dict[str, int], hit: dict[str, int]) -> list[str]:
+        report = Report(1, 60, faults, Verdict(attempts_by_kind=attempts), {}, {}, [], hit)
+        assert report.is_good == (not report.spared)
+        return report.spared
+
+    assert spared({"go": 5, "python": 5}, {"go": 1, "python": 3}) == []
+    assert spared({"go": 5, "python": 5}, {"go": 0, "python": 4}) == ["go"]
+    assert spared({"python": 5}, {"go": 2, "python": 2}) == ["go"]
