@@ -108,13 +108,13 @@ async def test_handlers_of_both_languages_end_with_their_processes(
     world: RunningScheduler, executors: tuple[Process, Process], tmp_path: Path, how: str
 ) -> None:
     go, _ = executors
-    fields = {"attempt_timeout": seconds(1.5), "retry": ONCE} if how == "attempt_timeout" else {}
-    run_timeout_s = 3 if how == "run_timeout" else 0
-    run_id, pids = await at_work(world, tmp_path, run_timeout_s, **fields)
+    limit_s = {"run_timeout": 5, "attempt_timeout": 3}.get(how, 0)  # before it all of them have to be at work
+    fields = {"attempt_timeout": seconds(limit_s), "retry": ONCE} if how == "attempt_timeout" else {}
+    run_id, pids = await at_work(world, tmp_path, limit_s if how == "run_timeout" else 0, **fields)
     if how == "cancel":
         await world.cancel(run_id)
     run_state, *step_end = ENDS[how]
-    assert await both_close(world, run_id, pids, BOUND_S + (0 if how == "cancel" else 3)) == run_state
+    assert await both_close(world, run_id, pids, BOUND_S + limit_s) == run_state
     assert await world.steps(run_id) == dict.fromkeys(NAMES, tuple(step_end))
     if how == "cancel":
         confirmed = await world.raw.fetch("select cancel_confirmed_at from rara.step_state")
