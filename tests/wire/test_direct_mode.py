@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,12 @@ from rara.v1 import dispatch_pb2, executor_pb2, executor_pb2_grpc, job_pb2
 from rara_executor.app import Executor
 from rara_testing.fault_proxy import FaultProxy
 from rara_testing.scripted_scheduler import job
+from support.ports import free_port
 from support.running_executor import running
 from support.running_executor import until as until_true
 from support.running_scheduler import LEASE_S, RunningScheduler, running_scheduler, until
 
 STEPS = {"a": {"kind": "demo.wait_for_file", "executor_kind": "python"}}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

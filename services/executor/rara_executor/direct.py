@@ -67,16 +67,22 @@ class JobStream:
             silence_s=terms.silence_timeout.ToNanoseconds() / 1e9 or DEFAULT_SILENCE_S,
             now=lease_now(),
         )
+        self.given_up = ""  # why the stream ends although its job has more to say
         self._frames: asyncio.Queue[executor_pb2.ExecuteResponse | None] = asyncio.Queue(MAX_QUEUED)
 
     def send(self, frame: executor_pb2.ExecuteResponse | None) -> None:
-        """Queue a frame; None ends the stream. One that is not read is given up: the scheduler attaches anew."""
+        """Queue a frame; None ends the stream: its job has nothing more to say."""
         try:
             self._frames.put_nowait(frame)
         except asyncio.QueueFull:
-            while not self._frames.empty():
-                self._frames.get_nowait()
-            self._frames.put_nowait(None)
+            self.give_up("nobody reads the stream")
+
+    def give_up(self, why: str) -> None:
+        """End the stream at once. The scheduler attaches anew, and is told what it has not acknowledged."""
+        self.given_up = why
+        while not self._frames.empty():
+            self._frames.get_nowait()
+        self._frames.put_nowait(None)
 
     def beat(self, tokens: Collection[int]) -> None:
         heartbeat = self.heartbeats.compose(tokens, lease_now())
@@ -141,7 +147,7 @@ class DirectSession:
         """Make this the stream of its lease; the one before it, if any, ends."""
         old = self.streams.get(stream.token)
         if old is not None:
-            old.send(None)
+            old.give_up("another call has attached to the job")
             self._outbox.pause(stream.token)  # what it has sent may have reached nobody
         self.streams[stream.token] = stream
         self._alone_since.pop(stream.token, None)
@@ -160,20 +166,26 @@ class DirectSession:
     async def run(self) -> None:
         """Hand events to their streams until goodbye."""
         pump = asyncio.create_task(self._pump(), name="direct events")
+        goodbye = asyncio.create_task(self._goodbye.wait(), name="direct goodbye")
         try:
-            await self._goodbye.wait()
+            await asyncio.wait([pump, goodbye], return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                pump.result()  # a bug: without it nothing would ever be reported
         finally:
-            pump.cancel()
-            await asyncio.wait([pump])
+            for task in (pump, goodbye):
+                task.cancel()
+            await asyncio.wait([pump, goodbye])
             for stream in self.streams.values():
-                stream.send(None)
+                stream.give_up("the executor stops")
 
     async def _pump(self) -> None:
         while True:
             due = self._outbox.due_in(lease_now())
             if due == 0.0:
                 for event in self._outbox.take(lease_now()):
-                    self.streams[event.lease.lease_token].send(executor_pb2.ExecuteResponse(event=event))
+                    stream = self.streams.get(event.lease.lease_token)
+                    if stream is not None:  # else it is sent again when there is one
+                        stream.send(executor_pb2.ExecuteResponse(event=event))
                 await asyncio.sleep(0)
                 continue
             try:
@@ -285,9 +297,11 @@ class DirectServicer(executor_pb2_grpc.ExecutorServiceServicer):
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            # Not OK, which would say that the job has nothing more to tell.
             if tasks[2] in done:
-                # Not OK, which would say that the job has nothing more to tell.
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the scheduler is silent")
+            if stream.given_up:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, stream.given_up)
         finally:
             for task in tasks:
                 task.cancel()

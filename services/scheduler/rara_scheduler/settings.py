@@ -121,7 +121,7 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
+            return tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
         return value
 
     @model_validator(mode="after")

@@ -94,7 +94,7 @@ async def _play(
             if place >= script.first_session
         ]
         slots = SLOTS if target.is_ours else None
-        problems = list(rules.broken(frames, tokens, slots=slots))
+        problems = [*rules.broken(frames, tokens, slots=slots), *meeting.reused_ids()]
     except (Broken, TargetFailed) as error:
         problems = [str(error)]
     if problems or script.ended_process:
@@ -114,6 +114,12 @@ class _Meeting:
         self._session: Session | None = None
         self._channel: grpc.aio.Channel | None = None
         self._link: asyncio.Task[None] | None = None
+        self._ids: dict[str, int] = {}  # the process of each executor_id
+        self._reused: set[str] = set()
+
+    def reused_ids(self) -> list[str]:
+        """Leases belong to one start of a process: an id that comes with a second one inherits what it must not."""
+        return [f"executor_id {known} came with a second process" for known in sorted(self._reused)]
 
     async def next(self) -> Session:
         """Raises TargetFailed when the executor is not met in time."""
@@ -128,6 +134,10 @@ class _Meeting:
         except (AssertionError, TimeoutError):
             raise TargetFailed(f"was not met within {_MEET_S:g} s\n{self._target.last_words()}") from None
         assert self._session is not None
+        if self._target.process is not None:
+            pid = self._target.process.pid
+            if self._ids.setdefault(self._session.hello.executor_id, pid) != pid:
+                self._reused.add(self._session.hello.executor_id)
         return self._session
 
     def _unmet(self) -> Session | None:

@@ -83,7 +83,7 @@ func (d *directSession) isReady(now time.Duration) bool {
 // open makes this the stream of its lease; the one before it, if any, ends.
 func (d *directSession) open(stream *jobStream) {
 	if old := d.streams[stream.token]; old != nil {
-		old.end(nil)
+		old.end(status.Error(grpccodes.Unavailable, "another call has attached to the job"))
 		d.supervisor.outbox.Pause(stream.token) // what it has sent may have reached nobody
 	}
 	d.streams[stream.token] = stream
@@ -193,7 +193,7 @@ func (s *Supervisor) listen(ctx context.Context) error {
 
 func (d *directSession) endAll() {
 	for _, stream := range d.streams {
-		stream.end(nil)
+		stream.end(status.Error(grpccodes.Unavailable, "the executor stops"))
 	}
 }
 

@@ -33,6 +33,7 @@ class DirectLoop:
         self._serve = serve
         self._scheduler_id = scheduler_id
         self._terms = terms
+        self._served: dict[str, str] = {}  # the address of each executor_id that has a session here
 
     async def run(self) -> None:
         """Dial until cancelled."""
@@ -54,11 +55,16 @@ class DirectLoop:
             ("grpc.dns_min_time_between_resolutions_ms", 1000),
             ("grpc.use_local_subchannel_pool", 1),
         ]
+        answers: bool | None = None
         while True:
             # Anew each time: a path that swallowed the last connection's packets would swallow what comes next too.
             async with grpc.aio.insecure_channel(address, options=options) as channel:
                 stub = executor_pb2_grpc.ExecutorServiceStub(channel)
                 answer = await capabilities(stub, timeout_s=terms.silence_s)
+                if answers is not (answer is not None):
+                    answers = answer is not None
+                    say = log.info if answers else log.warning
+                    say("direct.answers" if answers else "direct.does_not_answer", address=address)
                 if answer is not None:
                     await self._session(address, channel, answer)
             await asyncio.sleep(terms.heartbeat_s)
@@ -66,12 +72,15 @@ class DirectLoop:
     async def _session(
         self, address: str, channel: grpc.aio.Channel, answer: executor_pb2.GetCapabilitiesResponse
     ) -> None:
-        """Hold a session with the executor that answered, unless another scheduler does."""
+        """Hold a session with the executor that answered, unless it has one elsewhere or by another address."""
         terms = self._terms
+        executor_id = answer.hello.executor_id
+        if other := self._served.get(executor_id):
+            log.warning("direct.address_is_another", address=address, other=other, executor_id=executor_id)
+            return
+        self._served[executor_id] = address
         try:
-            if await self._store.lives_elsewhere(
-                answer.hello.executor_id, self._scheduler_id, within_s=terms.silence_s
-            ):
+            if await self._store.lives_elsewhere(executor_id, self._scheduler_id, within_s=terms.silence_s):
                 return
             link = DirectLink(
                 channel,
@@ -89,3 +98,8 @@ class DirectLoop:
         except* (Fault, Conflict) as faults:
             # Another try follows, as with an executor that dials.
             log.warning("direct.session_ended", address=address, error=str(faults.exceptions[0]))
+        except* Exception:
+            # Whatever one executor has made of its answers must not end the scheduler of all others.
+            log.exception("direct.session_broken", address=address)
+        finally:
+            del self._served[executor_id]

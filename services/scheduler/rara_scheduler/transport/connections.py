@@ -6,7 +6,9 @@ more often than it allows (GOAWAY, ENHANCE_YOUR_CALM).
 
 from typing import Final
 
-MIN_PING_INTERVAL_MS: Final = 10_000  # what a client may ping without data; gRPC's own default is five minutes
+MIN_PING_INTERVAL_MS: Final = (
+    10_000  # what a client may ping without data; gRPC's own default is five minutes
+)
 KEEPALIVE_TIME_MS: Final = 20_000
 PING_TIMEOUT_MS: Final = 10_000
 

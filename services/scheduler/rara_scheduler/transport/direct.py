@@ -9,11 +9,12 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from rara.v1 import dispatch_pb2, executor_pb2, executor_pb2_grpc, job_pb2
@@ -37,6 +38,8 @@ _REASON: Final = {
     grpc.StatusCode.NOT_FOUND: Code.LEASE_UNKNOWN,
 }
 
+_TERMINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
+
 Request = dispatch_pb2.ConnectRequest
 Response = dispatch_pb2.ConnectResponse
 ExecuteCall = grpc.aio.StreamStreamCall[executor_pb2.ExecuteRequest, executor_pb2.ExecuteResponse]
@@ -52,13 +55,20 @@ class FrameStream(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job behind its own call. beat: the newest number it sent; listed: whether its lease stood in it."""
+    """A job behind its own call.
+
+    beat: the newest number it sent. listed_at: when a heartbeat last held its lease. heard: the executor has answered.
+    ended: its last event has passed. lost: its lease is somebody else's. stuck: it does not take its answers.
+    """
 
     request: job_pb2.JobRequest
     acked: int = 0
     beat: int = 0
-    listed: bool = False
+    listed_at: float = float("-inf")
     heard: bool = False
+    ended: bool = False
+    lost: bool = False
+    stuck: asyncio.Event = field(default_factory=asyncio.Event)
     answers: asyncio.Queue[executor_pb2.ExecuteRequest] = field(
         default_factory=lambda: asyncio.Queue(_MAX_FRAMES)
     )
@@ -89,6 +99,7 @@ class DirectLink:
         self._terms = terms
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
+        self._accept_s = terms.accept_timeout.ToNanoseconds() / 1e9 or silence_s
         self._clock = clock
         self._frames: asyncio.Queue[Request | None] = asyncio.Queue(_MAX_FRAMES)
         self._held_back: Request | None = None
@@ -195,6 +206,7 @@ class DirectLink:
         for refusal in acks.refusals:
             job = self._jobs.get(refusal.lease_token)
             if job is not None:
+                job.lost = job.lost or refusal.code == Code.LEASE_LOST
                 self._tell(job, executor_pb2.ExecuteRequest(acks=dispatch_pb2.EventAcks(refusals=[refusal])))
 
     def _pass_heartbeat_ack(self, ack: dispatch_pb2.HeartbeatAck) -> None:
@@ -205,6 +217,7 @@ class DirectLink:
         for job in list(self._jobs.values()):
             own = dispatch_pb2.HeartbeatAck(number=job.beat, renewed=renewed.get(job.token, 0))
             if job.token in lost:
+                job.lost = True
                 own.lost_lease_tokens.append(job.token)
             self._tell(job, executor_pb2.ExecuteRequest(heartbeat_ack=own))
         for token in lost - self._jobs.keys():
@@ -214,8 +227,10 @@ class DirectLink:
 
     def _tell(self, job: _Job, frame: executor_pb2.ExecuteRequest) -> None:
         # A stream that does not take its answers is made again, and starts from what is stored.
-        with contextlib.suppress(asyncio.QueueFull):
+        try:
             job.answers.put_nowait(frame)
+        except asyncio.QueueFull:
+            job.stuck.set()
 
     # The calls.
 
@@ -264,7 +279,9 @@ class DirectLink:
             await self._beat_wanted.wait()
             await asyncio.sleep(self._heartbeat_s / 10)
             self._beat_wanted.clear()
-            listed = {job.token: job.beat for job in self._jobs.values() if job.listed}
+            # A job that no beat has held for two intervals is not alive, whatever the executor says of itself.
+            since = self._clock() - 2 * self._heartbeat_s
+            listed = {job.token: job.beat for job in self._jobs.values() if job.listed_at >= since}
             self._number += 1
             self._beats[self._number] = listed
             while len(self._beats) > _MAX_UNANSWERED:
@@ -280,39 +297,61 @@ class DirectLink:
             self._spawn(self._execute(job), f"direct job {job.token}")
 
     async def _execute(self, job: _Job) -> None:
-        """One call after the other until the job is done, refused, or unknown to the executor."""
+        """One call after the other until the job is over, refused, unknown to the executor, or taken back."""
         pause_s = _FIRST_PAUSE_S
+        taken_back_at = self._clock() + self._accept_s
+        is_refused = False
         try:
-            while True:
-                heard, job.answers = job.heard, asyncio.Queue(_MAX_FRAMES)
+            while job.heard or self._clock() < taken_back_at:
+                was_heard = job.heard
+                job.answers, job.stuck = asyncio.Queue(_MAX_FRAMES), asyncio.Event()
                 try:
-                    if await self._one_call(job):
+                    # An end that comes too early is no end: another call took the job, and may not have kept it.
+                    if await self._one_call(job, first_s=taken_back_at - self._clock()) and job.ended:
                         return
                 except grpc.aio.AioRpcError as error:
-                    if await self._ended_for_good(job, error):
+                    is_refused = await self._refused(job, error)
+                    if is_refused:
                         return
-                job.listed = False
-                pause_s = _FIRST_PAUSE_S if job.heard and not heard else min(2 * pause_s, _LONGEST_PAUSE_S)
+                if job.lost:
+                    return
+                job.listed_at = float("-inf")
+                pause_s = (
+                    _FIRST_PAUSE_S if job.heard and not was_heard else min(2 * pause_s, _LONGEST_PAUSE_S)
+                )
                 await asyncio.sleep(min(pause_s, self._heartbeat_s))
         finally:
             self._jobs.pop(job.token, None)
             self._cancelling.discard(job.token)
-            self._slot_free.set()
+            if not is_refused:  # whoever has refused is asked when it is due: it needs a moment
+                self._slot_free.set()
 
-    async def _one_call(self, job: _Job) -> bool:
-        """True: the executor has nothing more to say about the job."""
+    async def _one_call(self, job: _Job, *, first_s: float) -> bool:
+        """Until the call ends, falls silent, or does not take its answers. True: it has ended well.
+
+        first_s: for the first answer of all. Raises AioRpcError with the status of a call that did not end well.
+        """
         call: ExecuteCall = self._stub.Execute()
-        start = executor_pb2.ExecuteStart(
-            job=job.request, terms=self._terms, resume_after_sequence=job.acked if job.heard else 0
-        )
-        writer: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(_write(call, self._start(job), job.answers), name="direct job write")
+        ]
+        stuck = asyncio.create_task(job.stuck.wait(), name="direct job stuck")
         try:
-            await call.write(executor_pb2.ExecuteRequest(start=start))
-            writer = asyncio.create_task(_write(call, job.answers), name="direct job write")
             while True:
-                frame = await call.read()
-                if not isinstance(frame, executor_pb2.ExecuteResponse):
+                read = asyncio.create_task(_read(call), name="direct job read")
+                tasks.append(read)
+                limit_s = self._silence_s if job.heard else max(0.0, first_s)
+                await asyncio.wait({read, stuck}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                if not read.done():
+                    log.warning("direct.call_silent", lease_token=job.token, silence_s=limit_s)
+                    return False
+                tasks.remove(read)
+                frame = read.result()
+                if frame is grpc.aio.EOF:
                     break
+                if not isinstance(frame, executor_pb2.ExecuteResponse):
+                    log.warning("direct.frame_unreadable", lease_token=job.token)
+                    return False
                 await self._take_frame(job, frame)
             code = await call.code()
             if code is not grpc.StatusCode.OK:
@@ -321,21 +360,31 @@ class DirectLink:
                 )
             return True
         finally:
-            if writer is not None:
-                writer.cancel()
-                await asyncio.wait([writer])
             call.cancel()
+            for task in (stuck, *tasks):
+                task.cancel()
+            await asyncio.gather(stuck, *tasks, return_exceptions=True)
+
+    def _start(self, job: _Job) -> executor_pb2.ExecuteRequest:
+        return executor_pb2.ExecuteRequest(
+            start=executor_pb2.ExecuteStart(
+                job=job.request, terms=self._terms, resume_after_sequence=job.acked if job.heard else 0
+            )
+        )
 
     async def _take_frame(self, job: _Job, frame: executor_pb2.ExecuteResponse) -> None:
         job.heard = True
         match frame.WhichOneof("frame"):
             case "event":
-                if frame.event.WhichOneof("event") == "cancelled":
+                kind = frame.event.WhichOneof("event")
+                if kind == "cancelled":
                     await self._before_cancelled(job, frame.event.cancelled.reason)
+                job.ended = job.ended or kind in _TERMINAL
                 await self._frames.put(Request(events=dispatch_pb2.EventBatch(events=[frame.event])))
             case "heartbeat":
                 job.beat = frame.heartbeat.number
-                job.listed = job.token in frame.heartbeat.lease_tokens
+                if job.token in frame.heartbeat.lease_tokens:
+                    job.listed_at = self._clock()
                 self._beat_wanted.set()
 
     async def _before_cancelled(self, job: _Job, reason: str) -> None:
@@ -348,9 +397,12 @@ class DirectLink:
     async def _receipt(self, token: int) -> None:
         await self._frames.put(Request(cancel_receipts=dispatch_pb2.CancelReceipts(lease_tokens=[token])))
 
-    async def _ended_for_good(self, job: _Job, error: grpc.aio.AioRpcError) -> bool:
+    async def _refused(self, job: _Job, error: grpc.aio.AioRpcError) -> bool:
         """Whether the status says that the job is not there. What was refused before its start costs nothing."""
         reason = _reason(error)
+        if not reason and not job.heard:
+            # Of a job that has run it says nothing: a proxy, or a limit of the transport, speaks so too.
+            reason = _REASON.get(error.code(), "")
         if reason == Code.EXECUTOR_SHUTDOWN:
             await self._drain()
         if reason in REJECTION:
@@ -389,18 +441,29 @@ async def capabilities(
         return None
 
 
-async def _write(call: ExecuteCall, answers: asyncio.Queue[executor_pb2.ExecuteRequest]) -> None:
+async def _read(call: ExecuteCall) -> executor_pb2.ExecuteResponse | object:
+    """A task wants a coroutine, and gRPC gives something else to await. None: bytes that nobody can read."""
+    return await call.read()
+
+
+async def _write(
+    call: ExecuteCall, start: executor_pb2.ExecuteRequest, answers: asyncio.Queue[executor_pb2.ExecuteRequest]
+) -> None:
     # When the call has ended its reader hears why.
     with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+        await call.write(start)
         while True:
             await call.write(await answers.get())
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    """The code in the status' ErrorInfo, else what the status itself stands for, else nothing."""
-    status = rpc_status.from_call(error)
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.reason:
-            return str(info.reason)
-    return _REASON.get(error.code(), "")
+    """The code in the status' ErrorInfo; empty: there is none, or nobody can read it."""
+    try:
+        status = rpc_status.from_call(error)
+        for detail in status.details if status is not None else ():
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.reason:
+                return str(info.reason)
+    except (ValueError, DecodeError) as odd:  # a status that contradicts itself
+        log.warning("direct.status_unreadable", error=str(odd))
+    return ""
