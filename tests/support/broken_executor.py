@@ -306,7 +306,16 @@ def never_fences() -> None:
         setattr(LeaseClock, name, property(lambda self: self.since + 1000))
 
 
-@breaks("go_away_and_come_back")
+@breaks("words_about_other_leases_change_nothing")
+def cancels_whatever_it_has() -> None:
+    def cancel(original: Any, self: Supervisor, order: dispatch_pb2.CancelJob) -> None:
+        for token in list(self.jobs):
+            original(self, dispatch_pb2.CancelJob(lease_token=token, reason=order.reason))
+
+    wrap(Supervisor, "cancel", cancel)
+
+
+@breaks("go_away_and_come_back", "comes_back_after_every_status")
 def leaves_for_good() -> None:
     put(connection.Connection, "run", stop_after_the_first)
 

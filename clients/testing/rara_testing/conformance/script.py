@@ -192,9 +192,9 @@ class Script:
         """Undo silence."""
         self._apply(self._behaviour)
 
-    async def do_cut(self) -> None:
-        """End the session without a word, as a lost connection does."""
-        self._session.end(grpc.StatusCode.UNAVAILABLE)
+    async def do_cut(self, status: str = "UNAVAILABLE") -> None:
+        """End the session without a word, as a lost connection does, or with another status."""
+        self._session.end(grpc.StatusCode[status])
 
     async def do_drain(self, finish_within_s: float | None = None) -> None:
         """Ask the executor to drain."""
