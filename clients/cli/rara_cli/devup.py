@@ -97,7 +97,14 @@ def _say_hello(session: Session, stack: Stack) -> None:
     settings = stack.settings
     if session.output in ("json", "jsonl"):
         print(
-            dumps({"type": "ready", "server": stack.address, "directory": str(settings.directory)}),
+            dumps(
+                {
+                    "type": "ready",
+                    "server": stack.address,
+                    "directory": str(settings.directory),
+                    "database_url": stack.dsn,
+                }
+            ),
             flush=True,
         )
         return
@@ -106,6 +113,7 @@ def _say_hello(session: Session, stack: Stack) -> None:
     session.note(
         f"data in {settings.directory}, logs in {stack.logs}; operations of {', '.join(settings.modules)}\n"
         f"in another terminal: rara{server} executor list    all in one go: rara dev demo\n"
+        f"its history against the promises: rara db check --database-url '{stack.dsn}'\n"
         "Ctrl-C stops everything; the data stays"
     )
 

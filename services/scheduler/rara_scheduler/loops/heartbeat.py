@@ -122,6 +122,9 @@ class HeartbeatLoop:
             await self._owing.wait()
             self._owing.clear()
             for executor_id, owed in list(self._owed.items()):
+                if self._sessions.get(executor_id) is not owed.session:
+                    del self._owed[executor_id]  # whoever has no session renews nothing
+                    continue
                 for token, step_run_id in list(owed.tokens.items()):
                     try:
                         is_renewed = await self._leases.renew_held(step_run_id, token, executor_id)
