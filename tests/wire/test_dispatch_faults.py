@@ -323,3 +323,22 @@ async def test_work_left_by_a_dead_executor_is_leased_again_within_its_lease_and
         ),
         "ten expired attempts",
     )
+
+
+async def test_the_end_of_every_session_is_noted_however_its_call_breaks(world: RunningScheduler) -> None:
+    """A call that is reset is cancelled in its server, too, at whatever it has come to."""
+    host, _, port = world.address.rpartition(":")
+    async with FaultProxy(host, int(port)) as proxy:
+        for _ in range(15):
+            async with ScriptedExecutor() as executor:
+                await executor.connect(proxy.address)
+                await executor.hello([KIND])
+                await executor.expect("welcome")
+                proxy.reset()
+
+    async def all_noted() -> bool:
+        return bool(
+            await world.raw.fetchval("select count(*) = 15 from rara.executor where ended_at is not null")
+        )
+
+    await until(all_noted, "end of every session")

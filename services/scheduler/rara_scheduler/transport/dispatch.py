@@ -145,12 +145,15 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         self._rebalance_after_s = rebalance_after_s
         self._stopping = stopping
         self._open = 0
+        self._notes: set[asyncio.Task[None]] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
 
     async def all_closed(self) -> None:
-        """Return when no session's handler is left."""
+        """Return when no session's handler is left, and the end of each is noted."""
         await self._none_open.wait()
+        if self._notes:
+            await asyncio.wait(self._notes)
 
     async def Connect(  # type: ignore[override]
         self, request_iterator: AsyncIterator[dispatch_pb2.ConnectRequest], context: Context
@@ -236,7 +239,11 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             if said_goodbye:
                 self._release_rest(session)
             log.info("session.ended", session_id=session.session_id, goodbye=said_goodbye, **facts)
-            await self._note_end(session, for_good=said_goodbye)
+            # A call that breaks is cancelled as well, and that may come in the middle of this.
+            note = asyncio.create_task(self._note_end(session, for_good=said_goodbye), name="end of session")
+            self._notes.add(note)
+            note.add_done_callback(self._notes.discard)
+            await asyncio.shield(note)
 
     async def _note_end(self, session: Session, *, for_good: bool) -> None:
         try:
