@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rara_scheduler.app import RETENTION_HEALTH
 from rara_scheduler.loops.retention import RetentionLoop
 from rara_scheduler.store.check import check
-from rara_scheduler.store.database import Database
+from rara_scheduler.store.database import Database, StoreUnavailable
 from rara_scheduler.store.history import HistoryStore
 from rara_scheduler.store.retention import ExpiredRun, RetentionStore
 from rara_scheduler.store.retry_run import RunRetrier
@@ -430,3 +430,24 @@ async def test_a_piece_that_is_too_much_for_one_statement_is_tried_smaller(
         assert await loop_of(world, RetentionStore(database)).cycle() == (30, 300)
     finally:
         await database.close()
+
+
+@pytest.mark.case("DBL-4")
+async def test_a_run_that_is_too_much_for_any_statement_hides_none_behind_it(
+    world: StoreWorld, database_url: str
+) -> None:
+    await world.raw.execute(PAST, 3, STEPS_A_RUN, 40)
+    await world.raw.execute(PAST, 1, 400, 39)  # the newest, so that it comes first
+    await world.raw.execute(
+        "create function rara.wait() returns trigger language plpgsql as"
+        " $$ begin perform pg_sleep(0.002); return old; end $$;"
+        "create trigger slow before delete on rara.step_run for each row execute function rara.wait()"
+    )
+    database = Database(database_url, statement_timeout_s=0.25)  # 400 steps take 0.8 s
+    await database.open()
+    try:
+        with pytest.raises(StoreUnavailable):
+            await loop_of(world, RetentionStore(database)).cycle()
+    finally:
+        await database.close()
+    assert await world.raw.fetchval("select array_agg(steps_total) from rara.workflow_run") == [400]

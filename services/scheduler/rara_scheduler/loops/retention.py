@@ -67,32 +67,40 @@ class RetentionLoop:
             log.info("history.partition_created", partition=name)
         if self._keep_days is None:
             return 0, 0
-        runs, steps = await self._remove_runs(self._keep_days)
+        runs, steps, failure = await self._remove_runs(self._keep_days)
         dropped = 0
         while gone := await self._retention.drop_partition(self._keep_days):
             dropped += 1
             log.info("history.partition_dropped", partition=gone)
         log.info("retention.done", runs=runs, steps=steps, partitions=dropped)
+        if failure is not None:
+            raise failure
         return runs, steps
 
-    async def _remove_runs(self, keep_days: int) -> tuple[int, int]:
+    async def _remove_runs(self, keep_days: int) -> tuple[int, int, StoreUnavailable | None]:
+        """Runs and steps removed, and why the last run that had to be left was left: it hides none behind it."""
         before = await self._retention.limit(keep_days)
         runs = steps = 0
+        failure: StoreUnavailable | None = None
         behind: ExpiredRun | None = None
         size = _BATCH_STEPS
         while page := await self._retention.expired_runs(before, behind, steps=size):
             began_at = self._clock()
             try:
                 removed = await self._retention.remove(page, before)
-            except StoreUnavailable:
+            except StoreUnavailable as error:
                 # Perhaps only too much for one statement: try less, until one run alone is refused.
-                if len(page) == 1:
-                    raise
-                size = max(1, size // 4)
+                if len(page) > 1:
+                    size = max(1, size // 4)
+                else:
+                    failure, behind = error, page[-1]
+                    log.warning(
+                        "retention.run_left", workflow_run_id=behind.workflow_run_id, error=str(error)
+                    )
                 continue
             runs, steps = runs + removed[0], steps + removed[1]
             behind = page[-1]
             await asyncio.sleep(self._clock() - began_at)  # half of the time is everybody else's
         while await self._retention.remove_default_history(before, rows=_DEFAULT_ROWS) >= _DEFAULT_ROWS:
             pass
-        return runs, steps
+        return runs, steps, failure
