@@ -15,9 +15,10 @@ from rara_client import Client
 from rara_client.definitions import definition_from
 from rara_testing.fault_proxy import Direction, FaultProxy
 from rara_testing.job_events import accepted, progress, running
+from rara_testing.ports import free_port
 from rara_testing.processes import Process, Processes
 from rara_testing.scripted_executor import ScriptedExecutor
-from support.database_paths import free_port, frozen, sessions
+from support.database_paths import frozen, sessions
 from support.running_scheduler import ACCEPT_S, SWEEP_S, until
 from support.scheduler_process import start_scheduler
 from support.spawned_executor import spawn_executor
@@ -77,7 +78,7 @@ async def stop_scheduler(
     slack_s: float,
 ) -> None:
     """20 streams, ten running steps, SIGTERM, a successor at the same address."""
-    port = await free_port()
+    port = free_port()
     settings: dict[str, Any] = {"stop_s": stop_s, "listen": f"127.0.0.1:{port}"} | LONG_LEASE
     first, address = await start_scheduler(processes, url, folder, name="first", **settings)
     go = folder / "go"
@@ -276,7 +277,7 @@ async def test_a_stop_before_the_database_is_there_is_a_stop(tmp_path: Path, num
             "early",
             ["rara-scheduler"],
             env={
-                "RARA_DATABASE_URL": f"postgresql://rara@127.0.0.1:{await free_port()}/rara",
+                "RARA_DATABASE_URL": f"postgresql://rara@127.0.0.1:{free_port()}/rara",
                 "RARA_LISTEN": "127.0.0.1:0",
                 "RARA_BLOB_STORE": f"file://{tmp_path / 'blobs'}",
             },

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
 from rara_testing.fault_proxy import FaultProxy
+from rara_testing.ports import free_port
 from rara_testing.processes import Processes
 
 
@@ -66,7 +67,7 @@ async def pgbouncer(
     user = ["-u", "nobody"] if os.geteuid() == 0 else []  # it refuses to be root
     ini = folder / "pgbouncer.ini"
     async with Processes(folder) as processes:
-        port = await free_port()
+        port = free_port()
         ini.write_text("\n".join([*lines, f"listen_port = {port}"]))
         process = await processes.start("pgbouncer", [binary, *user, ini])
         async with asyncio.timeout(10):
@@ -83,14 +84,6 @@ async def _answers(port: int) -> bool:
         return False
     writer.close()
     return True
-
-
-async def free_port() -> int:
-    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-    port: int = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    return port
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import pytest_asyncio
 from rara.v1 import common_pb2, job_pb2, workflow_pb2
-from rara_testing.conformance.target import free_port
 from rara_testing.fault_proxy import FaultProxy
+from rara_testing.ports import free_port
 from rara_testing.processes import Process, Processes
 from support.go_executor import program, spawn_go_executor
 from support.running_executor import running

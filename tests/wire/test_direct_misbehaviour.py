@@ -12,7 +12,7 @@ import grpc.aio
 from google.rpc import status_pb2
 from rara.v1 import dispatch_pb2, executor_pb2
 from rara_testing import job_events
-from support.ports import free_port
+from rara_testing.ports import free_port
 from support.running_scheduler import KIND, LEASE_S, RunningScheduler, running_scheduler, until
 
 SERVICE = "rara.v1.ExecutorService"

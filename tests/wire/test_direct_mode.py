@@ -12,8 +12,8 @@ import pytest
 from rara.v1 import dispatch_pb2, executor_pb2, executor_pb2_grpc, job_pb2
 from rara_executor.app import Executor
 from rara_testing.fault_proxy import FaultProxy
+from rara_testing.ports import free_port
 from rara_testing.scripted_scheduler import job
-from support.ports import free_port
 from support.running_executor import running
 from support.running_executor import until as until_true
 from support.running_scheduler import LEASE_S, RunningScheduler, running_scheduler, until

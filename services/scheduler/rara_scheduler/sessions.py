@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 from rara.v1 import dispatch_pb2, job_pb2
@@ -14,9 +15,18 @@ from rara_scheduler.transport.jobs import duration
 
 log = structlog.get_logger(__name__)
 
+PROTOCOL_VERSION = 1
 MAX_QUEUED_FRAMES = 10_000
 _BATCH_BYTES = 1024 * 1024  # a batch is split at this size
 _MAX_LAPSED_GRANTS = 3  # in a row, then the session gets no more until it reconnects
+
+
+class FrameStream(Protocol):
+    """What a session is served over, whoever has dialled. `read` returns grpc.aio.EOF at the end."""
+
+    async def read(self) -> dispatch_pb2.ConnectRequest | object: ...
+
+    async def write(self, frame: dispatch_pb2.ConnectResponse) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,14 +155,7 @@ class _Meeting:
         answer = await stub.GetCapabilities(
             executor_pb2.GetCapabilitiesRequest(protocol_version=1), timeout=_MEET_S, wait_for_ready=True
         )
-        terms = self._scheduler.terms
-        link = DirectLink(
-            self._channel,
-            answer,
-            terms=terms.message(),
-            heartbeat_s=terms.heartbeat_s,
-            silence_s=terms.silence_s,
-        )
+        link = DirectLink(self._channel, answer, terms=self._scheduler.terms.message())
         session = Session(self._scheduler)
         self._scheduler.sessions.append(session)
         self._link = asyncio.create_task(_serve(session, link), name="direct session of the script")

@@ -5,7 +5,6 @@ import contextlib
 import os
 import shlex
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from rara_testing.conformance.scenario import Way
+from rara_testing.ports import free_port
 
 SLOTS: Final = 2
 SECRET_NAME: Final = "PROBE_SECRET"  # noqa: S105 - the name of a variable
@@ -24,12 +24,6 @@ _STDERR_BYTES: Final = 4000
 
 class TargetFailed(Exception):
     """The executor could not be started, or did not end when it had to."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -8,9 +8,10 @@ import structlog
 from rara.v1 import executor_pb2, executor_pb2_grpc
 
 from rara_scheduler.domain.errors import Fault
+from rara_scheduler.sessions import FrameStream
 from rara_scheduler.store.database import Conflict
 from rara_scheduler.store.sessions import SessionStore
-from rara_scheduler.transport.direct import DirectLink, FrameStream, capabilities
+from rara_scheduler.transport.direct import DirectLink, capabilities
 from rara_scheduler.transport.dispatch import Terms
 
 log = structlog.get_logger(__name__)
@@ -82,13 +83,7 @@ class DirectLoop:
         try:
             if await self._store.lives_elsewhere(executor_id, self._scheduler_id, within_s=terms.silence_s):
                 return
-            link = DirectLink(
-                channel,
-                answer,
-                terms=terms.message(),
-                heartbeat_s=terms.heartbeat_s,
-                silence_s=terms.silence_s,
-            )
+            link = DirectLink(channel, answer, terms=terms.message())
             async with asyncio.TaskGroup() as group:
                 group.create_task(link.run(), name=f"direct link {address}")
                 try:

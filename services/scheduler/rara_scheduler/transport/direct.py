@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -20,10 +20,10 @@ from grpc_status import rpc_status
 from rara.v1 import dispatch_pb2, executor_pb2, executor_pb2_grpc, job_pb2
 
 from rara_scheduler.domain.errors import REJECTION, Code
+from rara_scheduler.sessions import PROTOCOL_VERSION
 
 log = structlog.get_logger(__name__)
 
-PROTOCOL_VERSION: Final = 1
 _MAX_FRAMES: Final = 1000  # not read yet; then the executor's streams are read no further
 _MAX_UNANSWERED: Final = 1000  # heartbeats whose renewal is still to come
 _CALL_TIMEOUT_S: Final = 5.0
@@ -43,14 +43,6 @@ _TERMINAL: Final = frozenset({"succeeded", "failed", "cancelled"})
 Request = dispatch_pb2.ConnectRequest
 Response = dispatch_pb2.ConnectResponse
 ExecuteCall = grpc.aio.StreamStreamCall[executor_pb2.ExecuteRequest, executor_pb2.ExecuteResponse]
-
-
-class FrameStream(Protocol):
-    """What a session is served over. `read` returns grpc.aio.EOF at the end."""
-
-    async def read(self) -> Request | object: ...
-
-    async def write(self, frame: Response) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -90,16 +82,14 @@ class DirectLink:
         first: executor_pb2.GetCapabilitiesResponse,
         *,
         terms: dispatch_pb2.SessionTerms,
-        heartbeat_s: float,
-        silence_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stub = executor_pb2_grpc.ExecutorServiceStub(channel)
         self._hello = first.hello
         self._terms = terms
-        self._heartbeat_s = heartbeat_s
-        self._silence_s = silence_s
-        self._accept_s = terms.accept_timeout.ToNanoseconds() / 1e9 or silence_s
+        self._heartbeat_s = terms.heartbeat_interval.ToNanoseconds() / 1e9
+        self._silence_s = terms.silence_timeout.ToNanoseconds() / 1e9
+        self._accept_s = terms.accept_timeout.ToNanoseconds() / 1e9
         self._clock = clock
         self._frames: asyncio.Queue[Request | None] = asyncio.Queue(_MAX_FRAMES)
         self._held_back: Request | None = None
@@ -111,9 +101,8 @@ class DirectLink:
         self._cancelling: set[int] = set()
         self._slot_free = asyncio.Event()
         self._beat_wanted = asyncio.Event()
-        self._beats: dict[
-            int, dict[int, int]
-        ] = {}  # our number: the number of each job's own heartbeat in it
+        # By our number: the number of each job's own heartbeat in it.
+        self._beats: dict[int, dict[int, int]] = {}
         self._number = 0
         self._answered = 0
         self._sent = 0

@@ -22,18 +22,23 @@ from rara_scheduler.loops.aftermath import refusal_message
 from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.loops.dispatch import DispatchLoop, RouteTable
 from rara_scheduler.loops.heartbeat import HeartbeatLoop
-from rara_scheduler.sessions import Held, Session, SessionRegistry, cancel_message
+from rara_scheduler.sessions import (
+    PROTOCOL_VERSION,
+    FrameStream,
+    Held,
+    Session,
+    SessionRegistry,
+    cancel_message,
+)
 from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.run_ledger import CancelOrder
 from rara_scheduler.store.sessions import HeldLease, SessionStore
-from rara_scheduler.transport.direct import FrameStream
 from rara_scheduler.transport.events import MESSAGE_BYTES, PayloadLimits, read_event
 from rara_scheduler.transport.jobs import duration
 from rara_scheduler.transport.status import abort
 
 log = structlog.get_logger(__name__)
 
-PROTOCOL_VERSION = 1
 _OLDEST_VERSION = 1
 _HELLO_WAIT_S = 5.0
 _CHECK_AGAIN_S = 0.5
