@@ -218,7 +218,7 @@ func TestWhoeverReachesTheListenerMayRunAnything(t *testing.T) {
 	} {
 		options := rara.DefaultOptions()
 		options.Listen = listen
-		if _, err := rara.NewExecutor(inProcess(), options); (err != nil) != isRefused {
+		if _, err := rara.NewExecutor(ownProcess(), options); (err != nil) != isRefused {
 			t.Errorf("%s: %v", listen, err)
 		}
 	}

@@ -29,7 +29,7 @@
 //
 // Nothing can end a goroutine from outside. A handler that ignores its context is reported and fenced after the grace:
 // its step ends, nothing that it says later counts, and its slot stays taken until it returns. Executor.IsReady is false
-// when no slot is left for such handlers. [InProcess] gives each job of an operation a process that can be killed.
+// when no slot is left for such handlers. [OwnProcess] gives each job of an operation a process that can be killed.
 //
 // # Secrets
 //

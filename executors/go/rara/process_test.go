@@ -16,8 +16,8 @@ import (
 	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
 )
 
-// inProcess is what the children of this test program can run.
-func inProcess() *rara.Registry {
+// ownProcess is what the children of this test program can run.
+func ownProcess() *rara.Registry {
 	registry := rara.NewRegistry()
 	for kind, handler := range map[string]rara.Handler[any, any]{
 		"all":       allOfIt,
@@ -28,7 +28,7 @@ func inProcess() *rara.Registry {
 		"goroutine": func(context.Context, *rara.Job[any]) (any, error) { go panic("nobody catches it"); select {} },
 		"fail":      failing(rara.Terminal("TOOL_FAILED", "with %s", secret)),
 	} {
-		rara.Register(registry, kind, "1.0.0", handler, rara.InProcess())
+		rara.Register(registry, kind, "1.0.0", handler, rara.OwnProcess())
 	}
 	return registry
 }
@@ -79,7 +79,7 @@ func TestAHandlerInAProcessHasAllThatOthersHave(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(folder, "api-key"), []byte(secret), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w := start(t, inProcess(), func(o *rara.Options) { o.SecretsDir = folder })
+	w := start(t, ownProcess(), func(o *rara.Options) { o.SecretsDir = folder })
 	data := []byte(strings.Repeat("x", 50_000))
 	job := withCorpus(1, w.scheduler.Blobs.Put(data), nil)
 	job.Kind = "all"
@@ -102,7 +102,7 @@ func TestAHandlerInAProcessHasAllThatOthersHave(t *testing.T) {
 
 func TestHowAProcessEndsIsReported(t *testing.T) {
 	t.Parallel()
-	w := start(t, inProcess())
+	w := start(t, ownProcess())
 	for i, test := range []struct {
 		kind, code string
 		exit       int32
@@ -119,7 +119,7 @@ func TestHowAProcessEndsIsReported(t *testing.T) {
 
 func TestAProcessIsAskedAndThenKilledWithAllThatItHasStarted(t *testing.T) {
 	t.Parallel()
-	w := start(t, inProcess(), func(o *rara.Options) { o.Slots = 2 })
+	w := start(t, ownProcess(), func(o *rara.Options) { o.Slots = 2 })
 	w.session.Credit(t, 2)
 	w.session.Jobs(scripted.Job(1, "obey", `1`), scripted.Job(2, "ignore", `1`))
 	isProgress := func(e *rarav1.ProgressEvent) bool { return e.GetProgress() != nil }

@@ -51,10 +51,10 @@ func MaxConcurrency(jobs int) Option {
 	}
 }
 
-// InProcess runs each job of the operation in a process of its own: this program again, of which Main or ServeChild
+// OwnProcess runs each job of the operation in a process of its own: this program again, of which Main or ServeChild
 // must then be the first call. Such a handler can be ended, with all that it has started, when it does not stop, and
 // what brings its process down costs nobody else. A job costs the start of a process.
-func InProcess() Option {
+func OwnProcess() Option {
 	return func(operation *engine.Operation) error {
 		operation.Handler = child.Run
 		return nil
@@ -62,7 +62,7 @@ func InProcess() Option {
 }
 
 // ServeChild runs the job and exits, if this process was started for one, and does nothing else. Programs that do not
-// call Main and have operations InProcess call it first.
+// call Main and have operations with OwnProcess call it first.
 func ServeChild(registry *Registry) {
 	if !child.IsChild() {
 		return

@@ -18,7 +18,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	rara.ServeChild(inProcess())
+	rara.ServeChild(ownProcess())
 	flag.Parse()
 	_ = flag.Set("test.parallel", "8") // most of a test is waiting
 	goleak.VerifyTestMain(m)

@@ -25,7 +25,7 @@ const (
 func Register(registry *rara.Registry) {
 	rara.Register(registry, "chaos.work", version, kept(work(ticks)))
 	rara.Register(registry, "chaos.slow", version, kept(work(slowTicks)))
-	rara.Register(registry, "chaos.block", version, kept(work(ticks)), rara.InProcess())
+	rara.Register(registry, "chaos.block", version, kept(work(ticks)), rara.OwnProcess())
 	rara.Register(registry, "chaos.flaky", version, kept(flaky))
 	rara.Register(registry, "chaos.hopeless", version, kept(hopeless))
 	rara.Register(registry, "chaos.make", version, kept(stores))

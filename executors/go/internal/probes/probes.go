@@ -26,7 +26,7 @@ func Register(registry *rara.Registry) {
 	rara.Register(registry, "probe.panic_goroutine", version, panicGoroutine)
 	rara.Register(registry, "probe.progress", version, progress)
 	rara.Register(registry, "probe.artifact", version, artifact)
-	rara.Register(registry, "probe.ignore_cancel", version, ignoreCancel, rara.InProcess())
+	rara.Register(registry, "probe.ignore_cancel", version, ignoreCancel, rara.OwnProcess())
 	rara.Register(registry, "probe.leak", version, ignoreCancel) // where nothing can end it
 	rara.Register(registry, "probe.spin", version, spin)
 	rara.Register(registry, "probe.once", version, once)

@@ -26,8 +26,8 @@ const (
 func Register(registry *rara.Registry) {
 	rara.Register(registry, "stubborn.cooperates", version, cooperates)
 	rara.Register(registry, "stubborn.leaks", version, leaks)
-	rara.Register(registry, "stubborn.process", version, process, rara.InProcess())
-	rara.Register(registry, "stubborn.children", version, children, rara.InProcess())
+	rara.Register(registry, "stubborn.process", version, process, rara.OwnProcess())
+	rara.Register(registry, "stubborn.children", version, children, rara.OwnProcess())
 }
 
 type given struct {
