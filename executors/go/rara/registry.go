@@ -52,7 +52,7 @@ func MaxConcurrency(jobs int) Option {
 }
 
 // OwnProcess runs each job of the operation in a process of its own: this program again, of which Main or ServeChild
-// must then be the first call. Such a handler can be ended, with all that it has started, when it does not stop, and
+// must then be the first call. Such a handler can be ended, with its process group, when it does not stop, and
 // what brings its process down costs nobody else. A job costs the start of a process.
 func OwnProcess() Option {
 	return func(operation *engine.Operation) error {
