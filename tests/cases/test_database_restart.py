@@ -35,17 +35,20 @@ FIFTY = Shape(
 
 @contextlib.asynccontextmanager
 async def readiness(address: str) -> AsyncIterator[list[bool]]:
-    """The changes of the scheduler's readiness, as they come."""
+    """The changes of the scheduler's readiness, as they come, from when its first look has made it ready."""
     seen: list[bool] = []
 
     async def watch() -> None:
         async with grpc.aio.insecure_channel(address) as channel:
             answers = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             while answer := await answers.read():
-                seen.append(answer.status == health_pb2.HealthCheckResponse.SERVING)
+                is_ready = answer.status == health_pb2.HealthCheckResponse.SERVING
+                if is_ready or seen:
+                    seen.append(is_ready)
 
     task = asyncio.create_task(watch(), name="readiness")
     try:
+        await until_ready(seen, 1)
         yield seen
     finally:
         task.cancel()
