@@ -136,9 +136,11 @@ type JobRequest struct {
 	// How much of the budget is spent so far.
 	Failures int32 `protobuf:"varint,21,opt,name=failures,proto3" json:"failures,omitempty"`
 	// The budget: the step is closed when `failures` reaches it.
-	MaxAttempts   int32 `protobuf:"varint,22,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MaxAttempts int32 `protobuf:"varint,22,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	// Stored together with `checkpoint`: bytes that it needs, in the blob store. Empty: none.
+	CheckpointArtifacts []*Artifact `protobuf:"bytes,23,rep,name=checkpoint_artifacts,json=checkpointArtifacts,proto3" json:"checkpoint_artifacts,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *JobRequest) Reset() {
@@ -323,6 +325,13 @@ func (x *JobRequest) GetMaxAttempts() int32 {
 		return x.MaxAttempts
 	}
 	return 0
+}
+
+func (x *JobRequest) GetCheckpointArtifacts() []*Artifact {
+	if x != nil {
+		return x.CheckpointArtifacts
+	}
+	return nil
 }
 
 // What an executor reports about one lease. It keeps each event until it is acknowledged, and sends it again unchanged
@@ -638,9 +647,13 @@ type JobProgress struct {
 	// Named figures, such as documents done.
 	Metrics map[string]float64 `protobuf:"bytes,3,rep,name=metrics,proto3" json:"metrics,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// What a later attempt is to go on from. Absent: the last one stays.
-	Checkpoint    *Payload `protobuf:"bytes,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Checkpoint *Payload `protobuf:"bytes,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	// Bytes that the checkpoint needs, at most 64, by names that are unique here. They replace those of the checkpoint
+	// before; without a checkpoint they are ignored. Each is in the blob store, none inline: else BLOBS_MISSING, and the
+	// same event is sent again after the upload. Metadata and derived_from are ignored.
+	CheckpointArtifacts []*Artifact `protobuf:"bytes,5,rep,name=checkpoint_artifacts,json=checkpointArtifacts,proto3" json:"checkpoint_artifacts,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *JobProgress) Reset() {
@@ -697,6 +710,13 @@ func (x *JobProgress) GetMetrics() map[string]float64 {
 func (x *JobProgress) GetCheckpoint() *Payload {
 	if x != nil {
 		return x.Checkpoint
+	}
+	return nil
+}
+
+func (x *JobProgress) GetCheckpointArtifacts() []*Artifact {
+	if x != nil {
+		return x.CheckpointArtifacts
 	}
 	return nil
 }
@@ -939,9 +959,11 @@ type JobCancelled struct {
 	// What a later attempt is to go on from. Absent: the last one stays.
 	Checkpoint *Payload `protobuf:"bytes,2,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	// How the runner process ended. Absent: it lives on for other jobs.
-	RunnerExit    *RunnerExit `protobuf:"bytes,3,opt,name=runner_exit,json=runnerExit,proto3" json:"runner_exit,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RunnerExit *RunnerExit `protobuf:"bytes,3,opt,name=runner_exit,json=runnerExit,proto3" json:"runner_exit,omitempty"`
+	// As in JobProgress.
+	CheckpointArtifacts []*Artifact `protobuf:"bytes,4,rep,name=checkpoint_artifacts,json=checkpointArtifacts,proto3" json:"checkpoint_artifacts,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *JobCancelled) Reset() {
@@ -991,6 +1013,13 @@ func (x *JobCancelled) GetCheckpoint() *Payload {
 func (x *JobCancelled) GetRunnerExit() *RunnerExit {
 	if x != nil {
 		return x.RunnerExit
+	}
+	return nil
+}
+
+func (x *JobCancelled) GetCheckpointArtifacts() []*Artifact {
+	if x != nil {
+		return x.CheckpointArtifacts
 	}
 	return nil
 }
@@ -1077,7 +1106,7 @@ const file_rara_v1_job_proto_rawDesc = "" +
 	"\vstep_run_id\x18\x01 \x01(\tR\tstepRunId\x12\x1f\n" +
 	"\vlease_token\x18\x02 \x01(\x03R\n" +
 	"leaseToken\x12\x18\n" +
-	"\aattempt\x18\x03 \x01(\x05R\aattempt\"\xca\b\n" +
+	"\aattempt\x18\x03 \x01(\x05R\aattempt\"\x90\t\n" +
 	"\n" +
 	"JobRequest\x12$\n" +
 	"\x05lease\x18\x01 \x01(\v2\x0e.rara.v1.LeaseR\x05lease\x12&\n" +
@@ -1106,7 +1135,8 @@ const file_rara_v1_job_proto_rawDesc = "" +
 	"\x12definition_version\x18\x13 \x01(\x05R\x11definitionVersion\x12\x1b\n" +
 	"\tstep_name\x18\x14 \x01(\tR\bstepName\x12\x1a\n" +
 	"\bfailures\x18\x15 \x01(\x05R\bfailures\x12!\n" +
-	"\fmax_attempts\x18\x16 \x01(\x05R\vmaxAttempts\x1aN\n" +
+	"\fmax_attempts\x18\x16 \x01(\x05R\vmaxAttempts\x12D\n" +
+	"\x14checkpoint_artifacts\x18\x17 \x03(\v2\x11.rara.v1.ArtifactR\x13checkpointArtifacts\x1aN\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12(\n" +
 	"\x05value\x18\x02 \x01(\v2\x12.rara.v1.SecretRefR\x05value:\x028\x01\"\xf1\x03\n" +
@@ -1130,14 +1160,15 @@ const file_rara_v1_job_proto_rawDesc = "" +
 	"\rexecutor_name\x18\x02 \x01(\tR\fexecutorName\")\n" +
 	"\n" +
 	"JobRunning\x12\x1b\n" +
-	"\trunner_id\x18\x01 \x01(\tR\brunnerId\"\x80\x02\n" +
+	"\trunner_id\x18\x01 \x01(\tR\brunnerId\"\xc6\x02\n" +
 	"\vJobProgress\x12\x1f\n" +
 	"\bfraction\x18\x01 \x01(\x01H\x00R\bfraction\x88\x01\x01\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12;\n" +
 	"\ametrics\x18\x03 \x03(\v2!.rara.v1.JobProgress.MetricsEntryR\ametrics\x120\n" +
 	"\n" +
 	"checkpoint\x18\x04 \x01(\v2\x10.rara.v1.PayloadR\n" +
-	"checkpoint\x1a:\n" +
+	"checkpoint\x12D\n" +
+	"\x14checkpoint_artifacts\x18\x05 \x03(\v2\x11.rara.v1.ArtifactR\x13checkpointArtifacts\x1a:\n" +
 	"\fMetricsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\v\n" +
@@ -1162,14 +1193,15 @@ const file_rara_v1_job_proto_rawDesc = "" +
 	"runnerExit\x125\n" +
 	"\bmanifest\x18\b \x01(\v2\x19.rara.v1.ArtifactManifestR\bmanifestB\f\n" +
 	"\n" +
-	"_retryable\"\x8e\x01\n" +
+	"_retryable\"\xd4\x01\n" +
 	"\fJobCancelled\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x120\n" +
 	"\n" +
 	"checkpoint\x18\x02 \x01(\v2\x10.rara.v1.PayloadR\n" +
 	"checkpoint\x124\n" +
 	"\vrunner_exit\x18\x03 \x01(\v2\x13.rara.v1.RunnerExitR\n" +
-	"runnerExit\"\xcf\x01\n" +
+	"runnerExit\x12D\n" +
+	"\x14checkpoint_artifacts\x18\x04 \x03(\v2\x11.rara.v1.ArtifactR\x13checkpointArtifacts\"\xcf\x01\n" +
 	"\n" +
 	"RunnerExit\x12 \n" +
 	"\texit_code\x18\x01 \x01(\x05H\x00R\bexitCode\x88\x01\x01\x12\x1b\n" +
@@ -1230,33 +1262,36 @@ var file_rara_v1_job_proto_depIdxs = []int32{
 	15, // 9: rara.v1.JobRequest.checkpoint:type_name -> rara.v1.Payload
 	6,  // 10: rara.v1.JobRequest.effects:type_name -> rara.v1.Effect
 	17, // 11: rara.v1.JobRequest.trace:type_name -> rara.v1.TraceContext
-	0,  // 12: rara.v1.ProgressEvent.lease:type_name -> rara.v1.Lease
-	14, // 13: rara.v1.ProgressEvent.event_time:type_name -> google.protobuf.Timestamp
-	3,  // 14: rara.v1.ProgressEvent.accepted:type_name -> rara.v1.JobAccepted
-	4,  // 15: rara.v1.ProgressEvent.running:type_name -> rara.v1.JobRunning
-	5,  // 16: rara.v1.ProgressEvent.progress:type_name -> rara.v1.JobProgress
-	7,  // 17: rara.v1.ProgressEvent.succeeded:type_name -> rara.v1.JobResult
-	8,  // 18: rara.v1.ProgressEvent.failed:type_name -> rara.v1.JobError
-	9,  // 19: rara.v1.ProgressEvent.cancelled:type_name -> rara.v1.JobCancelled
-	6,  // 20: rara.v1.ProgressEvent.effect:type_name -> rara.v1.Effect
-	12, // 21: rara.v1.JobProgress.metrics:type_name -> rara.v1.JobProgress.MetricsEntry
-	15, // 22: rara.v1.JobProgress.checkpoint:type_name -> rara.v1.Payload
-	15, // 23: rara.v1.Effect.result:type_name -> rara.v1.Payload
-	15, // 24: rara.v1.JobResult.output:type_name -> rara.v1.Payload
-	18, // 25: rara.v1.JobResult.manifest:type_name -> rara.v1.ArtifactManifest
-	19, // 26: rara.v1.JobResult.consumed:type_name -> rara.v1.Digest
-	15, // 27: rara.v1.JobError.details:type_name -> rara.v1.Payload
-	13, // 28: rara.v1.JobError.retry_after:type_name -> google.protobuf.Duration
-	10, // 29: rara.v1.JobError.runner_exit:type_name -> rara.v1.RunnerExit
-	18, // 30: rara.v1.JobError.manifest:type_name -> rara.v1.ArtifactManifest
-	15, // 31: rara.v1.JobCancelled.checkpoint:type_name -> rara.v1.Payload
-	10, // 32: rara.v1.JobCancelled.runner_exit:type_name -> rara.v1.RunnerExit
-	20, // 33: rara.v1.JobRequest.SecretsEntry.value:type_name -> rara.v1.SecretRef
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	16, // 12: rara.v1.JobRequest.checkpoint_artifacts:type_name -> rara.v1.Artifact
+	0,  // 13: rara.v1.ProgressEvent.lease:type_name -> rara.v1.Lease
+	14, // 14: rara.v1.ProgressEvent.event_time:type_name -> google.protobuf.Timestamp
+	3,  // 15: rara.v1.ProgressEvent.accepted:type_name -> rara.v1.JobAccepted
+	4,  // 16: rara.v1.ProgressEvent.running:type_name -> rara.v1.JobRunning
+	5,  // 17: rara.v1.ProgressEvent.progress:type_name -> rara.v1.JobProgress
+	7,  // 18: rara.v1.ProgressEvent.succeeded:type_name -> rara.v1.JobResult
+	8,  // 19: rara.v1.ProgressEvent.failed:type_name -> rara.v1.JobError
+	9,  // 20: rara.v1.ProgressEvent.cancelled:type_name -> rara.v1.JobCancelled
+	6,  // 21: rara.v1.ProgressEvent.effect:type_name -> rara.v1.Effect
+	12, // 22: rara.v1.JobProgress.metrics:type_name -> rara.v1.JobProgress.MetricsEntry
+	15, // 23: rara.v1.JobProgress.checkpoint:type_name -> rara.v1.Payload
+	16, // 24: rara.v1.JobProgress.checkpoint_artifacts:type_name -> rara.v1.Artifact
+	15, // 25: rara.v1.Effect.result:type_name -> rara.v1.Payload
+	15, // 26: rara.v1.JobResult.output:type_name -> rara.v1.Payload
+	18, // 27: rara.v1.JobResult.manifest:type_name -> rara.v1.ArtifactManifest
+	19, // 28: rara.v1.JobResult.consumed:type_name -> rara.v1.Digest
+	15, // 29: rara.v1.JobError.details:type_name -> rara.v1.Payload
+	13, // 30: rara.v1.JobError.retry_after:type_name -> google.protobuf.Duration
+	10, // 31: rara.v1.JobError.runner_exit:type_name -> rara.v1.RunnerExit
+	18, // 32: rara.v1.JobError.manifest:type_name -> rara.v1.ArtifactManifest
+	15, // 33: rara.v1.JobCancelled.checkpoint:type_name -> rara.v1.Payload
+	10, // 34: rara.v1.JobCancelled.runner_exit:type_name -> rara.v1.RunnerExit
+	16, // 35: rara.v1.JobCancelled.checkpoint_artifacts:type_name -> rara.v1.Artifact
+	20, // 36: rara.v1.JobRequest.SecretsEntry.value:type_name -> rara.v1.SecretRef
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_rara_v1_job_proto_init() }

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from rara.v1 import common_pb2 as rara_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11rara/v1/job.proto\x12\x07rara.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14rara/v1/common.proto\"B\n\x05Lease\x12\x13\n\x0bstep_run_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\"\xb2\x06\n\nJobRequest\x12\x1d\n\x05lease\x18\x01 \x01(\x0b\x32\x0e.rara.v1.Lease\x12\x17\n\x0fworkflow_run_id\x18\x02 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x15\n\rexecutor_kind\x18\x04 \x01(\t\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\x14\n\x0ckind_version\x18\x06 \x01(\t\x12\x31\n\x0etime_remaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x08\x64\x65\x61\x64line\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0f\x61ttempt_timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10progress_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0elease_duration\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1f\n\x05input\x18\x0c \x01(\x0b\x32\x10.rara.v1.Payload\x12*\n\x0finput_artifacts\x18\r \x03(\x0b\x32\x11.rara.v1.Artifact\x12\x31\n\x07secrets\x18\x0e \x03(\x0b\x32 .rara.v1.JobRequest.SecretsEntry\x12$\n\ncheckpoint\x18\x0f \x01(\x0b\x32\x10.rara.v1.Payload\x12 \n\x07\x65\x66\x66\x65\x63ts\x18\x10 \x03(\x0b\x32\x0f.rara.v1.Effect\x12$\n\x05trace\x18\x11 \x01(\x0b\x32\x15.rara.v1.TraceContext\x12\x12\n\ndefinition\x18\x12 \x01(\t\x12\x1a\n\x12\x64\x65\x66inition_version\x18\x13 \x01(\x05\x12\x11\n\tstep_name\x18\x14 \x01(\t\x12\x10\n\x08\x66\x61ilures\x18\x15 \x01(\x05\x12\x14\n\x0cmax_attempts\x18\x16 \x01(\x05\x1a\x42\n\x0cSecretsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.rara.v1.SecretRef:\x02\x38\x01\"\x92\x03\n\rProgressEvent\x12\x1d\n\x05lease\x18\x01 \x01(\x0b\x32\x0e.rara.v1.Lease\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12.\n\nevent_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x0b\x32\x14.rara.v1.JobAcceptedH\x00\x12&\n\x07running\x18\x05 \x01(\x0b\x32\x13.rara.v1.JobRunningH\x00\x12(\n\x08progress\x18\x06 \x01(\x0b\x32\x14.rara.v1.JobProgressH\x00\x12\'\n\tsucceeded\x18\x07 \x01(\x0b\x32\x12.rara.v1.JobResultH\x00\x12#\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x11.rara.v1.JobErrorH\x00\x12*\n\tcancelled\x18\t \x01(\x0b\x32\x15.rara.v1.JobCancelledH\x00\x12!\n\x06\x65\x66\x66\x65\x63t\x18\n \x01(\x0b\x32\x0f.rara.v1.EffectH\x00\x42\x07\n\x05\x65vent\"9\n\x0bJobAccepted\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x15\n\rexecutor_name\x18\x02 \x01(\t\"\x1f\n\nJobRunning\x12\x11\n\trunner_id\x18\x01 \x01(\t\"\xcc\x01\n\x0bJobProgress\x12\x15\n\x08\x66raction\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x32\n\x07metrics\x18\x03 \x03(\x0b\x32!.rara.v1.JobProgress.MetricsEntry\x12$\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x10.rara.v1.Payload\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_fraction\"8\n\x06\x45\x66\x66\x65\x63t\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06result\x18\x02 \x01(\x0b\x32\x10.rara.v1.Payload\"}\n\tJobResult\x12 \n\x06output\x18\x01 \x01(\x0b\x32\x10.rara.v1.Payload\x12+\n\x08manifest\x18\x02 \x01(\x0b\x32\x19.rara.v1.ArtifactManifest\x12!\n\x08\x63onsumed\x18\x03 \x03(\x0b\x32\x0f.rara.v1.Digest\"\x8e\x02\n\x08JobError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\tretryable\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12!\n\x07\x64\x65tails\x18\x04 \x01(\x0b\x32\x10.rara.v1.Payload\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bstack_trace\x18\x06 \x01(\t\x12(\n\x0brunner_exit\x18\x07 \x01(\x0b\x32\x13.rara.v1.RunnerExit\x12+\n\x08manifest\x18\x08 \x01(\x0b\x32\x19.rara.v1.ArtifactManifestB\x0c\n\n_retryable\"n\n\x0cJobCancelled\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12$\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x10.rara.v1.Payload\x12(\n\x0brunner_exit\x18\x03 \x01(\x0b\x32\x13.rara.v1.RunnerExit\"\x9f\x01\n\nRunnerExit\x12\x16\n\texit_code\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06signal\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x15\n\rout_of_memory\x18\x03 \x01(\x08\x12\x1e\n\x11peak_memory_bytes\x18\x04 \x01(\x03H\x02\x88\x01\x01\x42\x0c\n\n_exit_codeB\t\n\x07_signalB\x14\n\x12_peak_memory_bytesB0Z.github.com/rara-run/rara/gen/go/rara/v1;rarav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11rara/v1/job.proto\x12\x07rara.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14rara/v1/common.proto\"B\n\x05Lease\x12\x13\n\x0bstep_run_id\x18\x01 \x01(\t\x12\x13\n\x0blease_token\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\"\xe3\x06\n\nJobRequest\x12\x1d\n\x05lease\x18\x01 \x01(\x0b\x32\x0e.rara.v1.Lease\x12\x17\n\x0fworkflow_run_id\x18\x02 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x03 \x01(\t\x12\x15\n\rexecutor_kind\x18\x04 \x01(\t\x12\x0c\n\x04kind\x18\x05 \x01(\t\x12\x14\n\x0ckind_version\x18\x06 \x01(\t\x12\x31\n\x0etime_remaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x08\x64\x65\x61\x64line\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0f\x61ttempt_timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10progress_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0elease_duration\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1f\n\x05input\x18\x0c \x01(\x0b\x32\x10.rara.v1.Payload\x12*\n\x0finput_artifacts\x18\r \x03(\x0b\x32\x11.rara.v1.Artifact\x12\x31\n\x07secrets\x18\x0e \x03(\x0b\x32 .rara.v1.JobRequest.SecretsEntry\x12$\n\ncheckpoint\x18\x0f \x01(\x0b\x32\x10.rara.v1.Payload\x12 \n\x07\x65\x66\x66\x65\x63ts\x18\x10 \x03(\x0b\x32\x0f.rara.v1.Effect\x12$\n\x05trace\x18\x11 \x01(\x0b\x32\x15.rara.v1.TraceContext\x12\x12\n\ndefinition\x18\x12 \x01(\t\x12\x1a\n\x12\x64\x65\x66inition_version\x18\x13 \x01(\x05\x12\x11\n\tstep_name\x18\x14 \x01(\t\x12\x10\n\x08\x66\x61ilures\x18\x15 \x01(\x05\x12\x14\n\x0cmax_attempts\x18\x16 \x01(\x05\x12/\n\x14\x63heckpoint_artifacts\x18\x17 \x03(\x0b\x32\x11.rara.v1.Artifact\x1a\x42\n\x0cSecretsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.rara.v1.SecretRef:\x02\x38\x01\"\x92\x03\n\rProgressEvent\x12\x1d\n\x05lease\x18\x01 \x01(\x0b\x32\x0e.rara.v1.Lease\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12.\n\nevent_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x0b\x32\x14.rara.v1.JobAcceptedH\x00\x12&\n\x07running\x18\x05 \x01(\x0b\x32\x13.rara.v1.JobRunningH\x00\x12(\n\x08progress\x18\x06 \x01(\x0b\x32\x14.rara.v1.JobProgressH\x00\x12\'\n\tsucceeded\x18\x07 \x01(\x0b\x32\x12.rara.v1.JobResultH\x00\x12#\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x11.rara.v1.JobErrorH\x00\x12*\n\tcancelled\x18\t \x01(\x0b\x32\x15.rara.v1.JobCancelledH\x00\x12!\n\x06\x65\x66\x66\x65\x63t\x18\n \x01(\x0b\x32\x0f.rara.v1.EffectH\x00\x42\x07\n\x05\x65vent\"9\n\x0bJobAccepted\x12\x13\n\x0b\x65xecutor_id\x18\x01 \x01(\t\x12\x15\n\rexecutor_name\x18\x02 \x01(\t\"\x1f\n\nJobRunning\x12\x11\n\trunner_id\x18\x01 \x01(\t\"\xfd\x01\n\x0bJobProgress\x12\x15\n\x08\x66raction\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x32\n\x07metrics\x18\x03 \x03(\x0b\x32!.rara.v1.JobProgress.MetricsEntry\x12$\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x10.rara.v1.Payload\x12/\n\x14\x63heckpoint_artifacts\x18\x05 \x03(\x0b\x32\x11.rara.v1.Artifact\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_fraction\"8\n\x06\x45\x66\x66\x65\x63t\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06result\x18\x02 \x01(\x0b\x32\x10.rara.v1.Payload\"}\n\tJobResult\x12 \n\x06output\x18\x01 \x01(\x0b\x32\x10.rara.v1.Payload\x12+\n\x08manifest\x18\x02 \x01(\x0b\x32\x19.rara.v1.ArtifactManifest\x12!\n\x08\x63onsumed\x18\x03 \x03(\x0b\x32\x0f.rara.v1.Digest\"\x8e\x02\n\x08JobError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\tretryable\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12!\n\x07\x64\x65tails\x18\x04 \x01(\x0b\x32\x10.rara.v1.Payload\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bstack_trace\x18\x06 \x01(\t\x12(\n\x0brunner_exit\x18\x07 \x01(\x0b\x32\x13.rara.v1.RunnerExit\x12+\n\x08manifest\x18\x08 \x01(\x0b\x32\x19.rara.v1.ArtifactManifestB\x0c\n\n_retryable\"\x9f\x01\n\x0cJobCancelled\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12$\n\ncheckpoint\x18\x02 \x01(\x0b\x32\x10.rara.v1.Payload\x12(\n\x0brunner_exit\x18\x03 \x01(\x0b\x32\x13.rara.v1.RunnerExit\x12/\n\x14\x63heckpoint_artifacts\x18\x04 \x03(\x0b\x32\x11.rara.v1.Artifact\"\x9f\x01\n\nRunnerExit\x12\x16\n\texit_code\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06signal\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x15\n\rout_of_memory\x18\x03 \x01(\x08\x12\x1e\n\x11peak_memory_bytes\x18\x04 \x01(\x03H\x02\x88\x01\x01\x42\x0c\n\n_exit_codeB\t\n\x07_signalB\x14\n\x12_peak_memory_bytesB0Z.github.com/rara-run/rara/gen/go/rara/v1;rarav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,27 +42,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASE']._serialized_start=117
   _globals['_LEASE']._serialized_end=183
   _globals['_JOBREQUEST']._serialized_start=186
-  _globals['_JOBREQUEST']._serialized_end=1004
-  _globals['_JOBREQUEST_SECRETSENTRY']._serialized_start=938
-  _globals['_JOBREQUEST_SECRETSENTRY']._serialized_end=1004
-  _globals['_PROGRESSEVENT']._serialized_start=1007
-  _globals['_PROGRESSEVENT']._serialized_end=1409
-  _globals['_JOBACCEPTED']._serialized_start=1411
-  _globals['_JOBACCEPTED']._serialized_end=1468
-  _globals['_JOBRUNNING']._serialized_start=1470
-  _globals['_JOBRUNNING']._serialized_end=1501
-  _globals['_JOBPROGRESS']._serialized_start=1504
-  _globals['_JOBPROGRESS']._serialized_end=1708
-  _globals['_JOBPROGRESS_METRICSENTRY']._serialized_start=1649
-  _globals['_JOBPROGRESS_METRICSENTRY']._serialized_end=1695
-  _globals['_EFFECT']._serialized_start=1710
-  _globals['_EFFECT']._serialized_end=1766
-  _globals['_JOBRESULT']._serialized_start=1768
-  _globals['_JOBRESULT']._serialized_end=1893
-  _globals['_JOBERROR']._serialized_start=1896
-  _globals['_JOBERROR']._serialized_end=2166
-  _globals['_JOBCANCELLED']._serialized_start=2168
-  _globals['_JOBCANCELLED']._serialized_end=2278
-  _globals['_RUNNEREXIT']._serialized_start=2281
-  _globals['_RUNNEREXIT']._serialized_end=2440
+  _globals['_JOBREQUEST']._serialized_end=1053
+  _globals['_JOBREQUEST_SECRETSENTRY']._serialized_start=987
+  _globals['_JOBREQUEST_SECRETSENTRY']._serialized_end=1053
+  _globals['_PROGRESSEVENT']._serialized_start=1056
+  _globals['_PROGRESSEVENT']._serialized_end=1458
+  _globals['_JOBACCEPTED']._serialized_start=1460
+  _globals['_JOBACCEPTED']._serialized_end=1517
+  _globals['_JOBRUNNING']._serialized_start=1519
+  _globals['_JOBRUNNING']._serialized_end=1550
+  _globals['_JOBPROGRESS']._serialized_start=1553
+  _globals['_JOBPROGRESS']._serialized_end=1806
+  _globals['_JOBPROGRESS_METRICSENTRY']._serialized_start=1747
+  _globals['_JOBPROGRESS_METRICSENTRY']._serialized_end=1793
+  _globals['_EFFECT']._serialized_start=1808
+  _globals['_EFFECT']._serialized_end=1864
+  _globals['_JOBRESULT']._serialized_start=1866
+  _globals['_JOBRESULT']._serialized_end=1991
+  _globals['_JOBERROR']._serialized_start=1994
+  _globals['_JOBERROR']._serialized_end=2264
+  _globals['_JOBCANCELLED']._serialized_start=2267
+  _globals['_JOBCANCELLED']._serialized_end=2426
+  _globals['_RUNNEREXIT']._serialized_start=2429
+  _globals['_RUNNEREXIT']._serialized_end=2588
 # @@protoc_insertion_point(module_scope)

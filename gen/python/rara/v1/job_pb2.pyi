@@ -106,6 +106,7 @@ class JobRequest(_message.Message):
     STEP_NAME_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ARTIFACTS_FIELD_NUMBER: _builtins.int
     workflow_run_id: _builtins.str
     """The run that the step belongs to."""
     idempotency_key: _builtins.str
@@ -174,6 +175,10 @@ class JobRequest(_message.Message):
     def trace(self) -> _common_pb2.TraceContext:
         """Of the run's creation; the attempt's span links to it. Absent: no trace."""
 
+    @_builtins.property
+    def checkpoint_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]:
+        """Stored together with `checkpoint`: bytes that it needs, in the blob store. Empty: none."""
+
     def __init__(
         self,
         *,
@@ -199,10 +204,11 @@ class JobRequest(_message.Message):
         step_name: _builtins.str = ...,
         failures: _builtins.int = ...,
         max_attempts: _builtins.int = ...,
+        checkpoint_artifacts: _abc.Iterable[_common_pb2.Artifact] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "deadline", b"deadline", "input", b"input", "lease", b"lease", "lease_duration", b"lease_duration", "progress_timeout", b"progress_timeout", "time_remaining", b"time_remaining", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "deadline", b"deadline", "definition", b"definition", "definition_version", b"definition_version", "effects", b"effects", "executor_kind", b"executor_kind", "failures", b"failures", "idempotency_key", b"idempotency_key", "input", b"input", "input_artifacts", b"input_artifacts", "kind", b"kind", "kind_version", b"kind_version", "lease", b"lease", "lease_duration", b"lease_duration", "max_attempts", b"max_attempts", "progress_timeout", b"progress_timeout", "secrets", b"secrets", "step_name", b"step_name", "time_remaining", b"time_remaining", "trace", b"trace", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_timeout", b"attempt_timeout", "checkpoint", b"checkpoint", "checkpoint_artifacts", b"checkpoint_artifacts", "deadline", b"deadline", "definition", b"definition", "definition_version", b"definition_version", "effects", b"effects", "executor_kind", b"executor_kind", "failures", b"failures", "idempotency_key", b"idempotency_key", "input", b"input", "input_artifacts", b"input_artifacts", "kind", b"kind", "kind_version", b"kind_version", "lease", b"lease", "lease_duration", b"lease_duration", "max_attempts", b"max_attempts", "progress_timeout", b"progress_timeout", "secrets", b"secrets", "step_name", b"step_name", "time_remaining", b"time_remaining", "trace", b"trace", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -369,6 +375,7 @@ class JobProgress(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ARTIFACTS_FIELD_NUMBER: _builtins.int
     fraction: _builtins.float
     """From 0 to 1. Absent: unknown."""
     message: _builtins.str
@@ -381,6 +388,13 @@ class JobProgress(_message.Message):
     def checkpoint(self) -> _common_pb2.Payload:
         """What a later attempt is to go on from. Absent: the last one stays."""
 
+    @_builtins.property
+    def checkpoint_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]:
+        """Bytes that the checkpoint needs, at most 64, by names that are unique here. They replace those of the checkpoint
+        before; without a checkpoint they are ignored. Each is in the blob store, none inline: else BLOBS_MISSING, and the
+        same event is sent again after the upload. Metadata and derived_from are ignored.
+        """
+
     def __init__(
         self,
         *,
@@ -388,10 +402,11 @@ class JobProgress(_message.Message):
         message: _builtins.str = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         checkpoint: _common_pb2.Payload | None = ...,
+        checkpoint_artifacts: _abc.Iterable[_common_pb2.Artifact] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "checkpoint", b"checkpoint", "fraction", b"fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "checkpoint", b"checkpoint", "fraction", b"fraction", "message", b"message", "metrics", b"metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "checkpoint", b"checkpoint", "checkpoint_artifacts", b"checkpoint_artifacts", "fraction", b"fraction", "message", b"message", "metrics", b"metrics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fraction: _TypeAlias = _typing.Literal["fraction"]  # noqa: Y015
     _WhichOneofArgType__fraction: _TypeAlias = _typing.Literal["_fraction", b"_fraction"]  # noqa: Y015
@@ -534,6 +549,7 @@ class JobCancelled(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     RUNNER_EXIT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ARTIFACTS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """As in CancelJob.reason, or EXECUTOR_SHUTDOWN of the executor's own accord. An unasked CANCELLED counts as
     HANDLER_FAILED.
@@ -546,16 +562,21 @@ class JobCancelled(_message.Message):
     def runner_exit(self) -> Global___RunnerExit:
         """How the runner process ended. Absent: it lives on for other jobs."""
 
+    @_builtins.property
+    def checkpoint_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]:
+        """As in JobProgress."""
+
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         checkpoint: _common_pb2.Payload | None = ...,
         runner_exit: Global___RunnerExit | None = ...,
+        checkpoint_artifacts: _abc.Iterable[_common_pb2.Artifact] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "runner_exit", b"runner_exit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "reason", b"reason", "runner_exit", b"runner_exit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "checkpoint_artifacts", b"checkpoint_artifacts", "reason", b"reason", "runner_exit", b"runner_exit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
