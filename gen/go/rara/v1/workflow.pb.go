@@ -1025,6 +1025,71 @@ func (x *CancelFacts) GetConfirmedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// The handler that ran an attempt: which code it was.
+type Handler struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version of the step's kind that the executor was asked to run, such as "1.2.0". Empty: the attempt began
+	// before this was recorded.
+	KindVersion string `protobuf:"bytes,1,opt,name=kind_version,json=kindVersion,proto3" json:"kind_version,omitempty"`
+	// As in Hello.
+	ExecutorKind string `protobuf:"bytes,2,opt,name=executor_kind,json=executorKind,proto3" json:"executor_kind,omitempty"`
+	// As in Hello.
+	Sdk           string `protobuf:"bytes,3,opt,name=sdk,proto3" json:"sdk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Handler) Reset() {
+	*x = Handler{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Handler) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Handler) ProtoMessage() {}
+
+func (x *Handler) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Handler.ProtoReflect.Descriptor instead.
+func (*Handler) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Handler) GetKindVersion() string {
+	if x != nil {
+		return x.KindVersion
+	}
+	return ""
+}
+
+func (x *Handler) GetExecutorKind() string {
+	if x != nil {
+		return x.ExecutorKind
+	}
+	return ""
+}
+
+func (x *Handler) GetSdk() string {
+	if x != nil {
+		return x.Sdk
+	}
+	return ""
+}
+
 // One step of a run. 26 to 29 are kept for pausing.
 type StepRun struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1075,14 +1140,16 @@ type StepRun struct {
 	// When it closed. Absent: it is open.
 	EndedAt *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	// Its own, over all attempts. Absent: none.
-	Deadline      *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// Of the current or last attempt. Absent: none yet.
+	Handler       *Handler `protobuf:"bytes,25,opt,name=handler,proto3" json:"handler,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepRun) Reset() {
 	*x = StepRun{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[6]
+	mi := &file_rara_v1_workflow_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1161,7 @@ func (x *StepRun) String() string {
 func (*StepRun) ProtoMessage() {}
 
 func (x *StepRun) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[6]
+	mi := &file_rara_v1_workflow_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1174,7 @@ func (x *StepRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRun.ProtoReflect.Descriptor instead.
 func (*StepRun) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{6}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *StepRun) GetStepRunId() string {
@@ -1278,6 +1345,13 @@ func (x *StepRun) GetDeadline() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *StepRun) GetHandler() *Handler {
+	if x != nil {
+		return x.Handler
+	}
+	return nil
+}
+
 // One lease of a step and how it ended.
 type StepAttempt struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1304,14 +1378,16 @@ type StepAttempt struct {
 	// When `running` was stored. Absent: never.
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// When it ended. Absent: it is open.
-	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	EndedAt *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Which code ran, or was to run.
+	Handler       *Handler `protobuf:"bytes,13,opt,name=handler,proto3" json:"handler,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepAttempt) Reset() {
 	*x = StepAttempt{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[7]
+	mi := &file_rara_v1_workflow_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1323,7 +1399,7 @@ func (x *StepAttempt) String() string {
 func (*StepAttempt) ProtoMessage() {}
 
 func (x *StepAttempt) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[7]
+	mi := &file_rara_v1_workflow_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1336,7 +1412,7 @@ func (x *StepAttempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepAttempt.ProtoReflect.Descriptor instead.
 func (*StepAttempt) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{7}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StepAttempt) GetLease() *Lease {
@@ -1423,6 +1499,13 @@ func (x *StepAttempt) GetEndedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *StepAttempt) GetHandler() *Handler {
+	if x != nil {
+		return x.Handler
+	}
+	return nil
+}
+
 // From a client.
 type RegisterDefinitionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1436,7 +1519,7 @@ type RegisterDefinitionRequest struct {
 
 func (x *RegisterDefinitionRequest) Reset() {
 	*x = RegisterDefinitionRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[8]
+	mi := &file_rara_v1_workflow_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1531,7 @@ func (x *RegisterDefinitionRequest) String() string {
 func (*RegisterDefinitionRequest) ProtoMessage() {}
 
 func (x *RegisterDefinitionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[8]
+	mi := &file_rara_v1_workflow_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1544,7 @@ func (x *RegisterDefinitionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDefinitionRequest.ProtoReflect.Descriptor instead.
 func (*RegisterDefinitionRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{8}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegisterDefinitionRequest) GetDefinition() *Definition {
@@ -1491,7 +1574,7 @@ type RegisterDefinitionResponse struct {
 
 func (x *RegisterDefinitionResponse) Reset() {
 	*x = RegisterDefinitionResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[9]
+	mi := &file_rara_v1_workflow_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1586,7 @@ func (x *RegisterDefinitionResponse) String() string {
 func (*RegisterDefinitionResponse) ProtoMessage() {}
 
 func (x *RegisterDefinitionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[9]
+	mi := &file_rara_v1_workflow_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1599,7 @@ func (x *RegisterDefinitionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDefinitionResponse.ProtoReflect.Descriptor instead.
 func (*RegisterDefinitionResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{9}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RegisterDefinitionResponse) GetDefinition() *Definition {
@@ -1546,7 +1629,7 @@ type GetDefinitionRequest struct {
 
 func (x *GetDefinitionRequest) Reset() {
 	*x = GetDefinitionRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[10]
+	mi := &file_rara_v1_workflow_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1558,7 +1641,7 @@ func (x *GetDefinitionRequest) String() string {
 func (*GetDefinitionRequest) ProtoMessage() {}
 
 func (x *GetDefinitionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[10]
+	mi := &file_rara_v1_workflow_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1571,7 +1654,7 @@ func (x *GetDefinitionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDefinitionRequest.ProtoReflect.Descriptor instead.
 func (*GetDefinitionRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{10}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetDefinitionRequest) GetDefinition() string {
@@ -1599,7 +1682,7 @@ type GetDefinitionResponse struct {
 
 func (x *GetDefinitionResponse) Reset() {
 	*x = GetDefinitionResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[11]
+	mi := &file_rara_v1_workflow_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1694,7 @@ func (x *GetDefinitionResponse) String() string {
 func (*GetDefinitionResponse) ProtoMessage() {}
 
 func (x *GetDefinitionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[11]
+	mi := &file_rara_v1_workflow_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1707,7 @@ func (x *GetDefinitionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDefinitionResponse.ProtoReflect.Descriptor instead.
 func (*GetDefinitionResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{11}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetDefinitionResponse) GetDefinition() *Definition {
@@ -1649,7 +1732,7 @@ type ListDefinitionsRequest struct {
 
 func (x *ListDefinitionsRequest) Reset() {
 	*x = ListDefinitionsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[12]
+	mi := &file_rara_v1_workflow_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1744,7 @@ func (x *ListDefinitionsRequest) String() string {
 func (*ListDefinitionsRequest) ProtoMessage() {}
 
 func (x *ListDefinitionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[12]
+	mi := &file_rara_v1_workflow_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1757,7 @@ func (x *ListDefinitionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDefinitionsRequest.ProtoReflect.Descriptor instead.
 func (*ListDefinitionsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{12}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListDefinitionsRequest) GetPageSize() int32 {
@@ -1711,7 +1794,7 @@ type ListDefinitionsResponse struct {
 
 func (x *ListDefinitionsResponse) Reset() {
 	*x = ListDefinitionsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[13]
+	mi := &file_rara_v1_workflow_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +1806,7 @@ func (x *ListDefinitionsResponse) String() string {
 func (*ListDefinitionsResponse) ProtoMessage() {}
 
 func (x *ListDefinitionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[13]
+	mi := &file_rara_v1_workflow_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +1819,7 @@ func (x *ListDefinitionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDefinitionsResponse.ProtoReflect.Descriptor instead.
 func (*ListDefinitionsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{13}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListDefinitionsResponse) GetDefinitions() []*Definition {
@@ -1779,7 +1862,7 @@ type StartRunRequest struct {
 
 func (x *StartRunRequest) Reset() {
 	*x = StartRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[14]
+	mi := &file_rara_v1_workflow_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1874,7 @@ func (x *StartRunRequest) String() string {
 func (*StartRunRequest) ProtoMessage() {}
 
 func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[14]
+	mi := &file_rara_v1_workflow_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1887,7 @@ func (x *StartRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunRequest.ProtoReflect.Descriptor instead.
 func (*StartRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{14}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartRunRequest) GetIdempotencyKey() string {
@@ -1876,7 +1959,7 @@ type StartRunResponse struct {
 
 func (x *StartRunResponse) Reset() {
 	*x = StartRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[15]
+	mi := &file_rara_v1_workflow_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +1971,7 @@ func (x *StartRunResponse) String() string {
 func (*StartRunResponse) ProtoMessage() {}
 
 func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[15]
+	mi := &file_rara_v1_workflow_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +1984,7 @@ func (x *StartRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartRunResponse.ProtoReflect.Descriptor instead.
 func (*StartRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{15}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StartRunResponse) GetRun() *WorkflowRun {
@@ -1931,7 +2014,7 @@ type GetRunRequest struct {
 
 func (x *GetRunRequest) Reset() {
 	*x = GetRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[16]
+	mi := &file_rara_v1_workflow_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1943,7 +2026,7 @@ func (x *GetRunRequest) String() string {
 func (*GetRunRequest) ProtoMessage() {}
 
 func (x *GetRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[16]
+	mi := &file_rara_v1_workflow_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1956,7 +2039,7 @@ func (x *GetRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRunRequest.ProtoReflect.Descriptor instead.
 func (*GetRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{16}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetRunRequest) GetWorkflowRunId() string {
@@ -1986,7 +2069,7 @@ type GetRunResponse struct {
 
 func (x *GetRunResponse) Reset() {
 	*x = GetRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[17]
+	mi := &file_rara_v1_workflow_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2081,7 @@ func (x *GetRunResponse) String() string {
 func (*GetRunResponse) ProtoMessage() {}
 
 func (x *GetRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[17]
+	mi := &file_rara_v1_workflow_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2094,7 @@ func (x *GetRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRunResponse.ProtoReflect.Descriptor instead.
 func (*GetRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{17}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetRunResponse) GetRun() *WorkflowRun {
@@ -2051,7 +2134,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[18]
+	mi := &file_rara_v1_workflow_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2146,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[18]
+	mi := &file_rara_v1_workflow_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2159,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{18}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListRunsRequest) GetPageSize() int32 {
@@ -2141,7 +2224,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[19]
+	mi := &file_rara_v1_workflow_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2153,7 +2236,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[19]
+	mi := &file_rara_v1_workflow_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2166,7 +2249,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{19}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListRunsResponse) GetRuns() []*WorkflowRun {
@@ -2198,7 +2281,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[20]
+	mi := &file_rara_v1_workflow_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2210,7 +2293,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[20]
+	mi := &file_rara_v1_workflow_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2223,7 +2306,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{20}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CancelRunRequest) GetWorkflowRunId() string {
@@ -2258,7 +2341,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[21]
+	mi := &file_rara_v1_workflow_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2270,7 +2353,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[21]
+	mi := &file_rara_v1_workflow_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2283,7 +2366,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{21}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CancelRunResponse) GetRun() *WorkflowRun {
@@ -2308,7 +2391,7 @@ type RetryRunRequest struct {
 
 func (x *RetryRunRequest) Reset() {
 	*x = RetryRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[22]
+	mi := &file_rara_v1_workflow_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2403,7 @@ func (x *RetryRunRequest) String() string {
 func (*RetryRunRequest) ProtoMessage() {}
 
 func (x *RetryRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[22]
+	mi := &file_rara_v1_workflow_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2416,7 @@ func (x *RetryRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryRunRequest.ProtoReflect.Descriptor instead.
 func (*RetryRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{22}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RetryRunRequest) GetWorkflowRunId() string {
@@ -2370,7 +2453,7 @@ type RetryRunResponse struct {
 
 func (x *RetryRunResponse) Reset() {
 	*x = RetryRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[23]
+	mi := &file_rara_v1_workflow_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2382,7 +2465,7 @@ func (x *RetryRunResponse) String() string {
 func (*RetryRunResponse) ProtoMessage() {}
 
 func (x *RetryRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[23]
+	mi := &file_rara_v1_workflow_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2395,7 +2478,7 @@ func (x *RetryRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryRunResponse.ProtoReflect.Descriptor instead.
 func (*RetryRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{23}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RetryRunResponse) GetRun() *WorkflowRun {
@@ -2421,7 +2504,7 @@ type Alive struct {
 
 func (x *Alive) Reset() {
 	*x = Alive{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[24]
+	mi := &file_rara_v1_workflow_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2433,7 +2516,7 @@ func (x *Alive) String() string {
 func (*Alive) ProtoMessage() {}
 
 func (x *Alive) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[24]
+	mi := &file_rara_v1_workflow_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2446,7 +2529,7 @@ func (x *Alive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Alive.ProtoReflect.Descriptor instead.
 func (*Alive) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{24}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{25}
 }
 
 // The state as it was when the watch began has been sent; changes follow.
@@ -2458,7 +2541,7 @@ type SnapshotEnd struct {
 
 func (x *SnapshotEnd) Reset() {
 	*x = SnapshotEnd{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[25]
+	mi := &file_rara_v1_workflow_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2470,7 +2553,7 @@ func (x *SnapshotEnd) String() string {
 func (*SnapshotEnd) ProtoMessage() {}
 
 func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[25]
+	mi := &file_rara_v1_workflow_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2483,7 +2566,7 @@ func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotEnd.ProtoReflect.Descriptor instead.
 func (*SnapshotEnd) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{25}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{26}
 }
 
 // From a client.
@@ -2499,7 +2582,7 @@ type WatchRunRequest struct {
 
 func (x *WatchRunRequest) Reset() {
 	*x = WatchRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[26]
+	mi := &file_rara_v1_workflow_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +2594,7 @@ func (x *WatchRunRequest) String() string {
 func (*WatchRunRequest) ProtoMessage() {}
 
 func (x *WatchRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[26]
+	mi := &file_rara_v1_workflow_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +2607,7 @@ func (x *WatchRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRunRequest.ProtoReflect.Descriptor instead.
 func (*WatchRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{26}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WatchRunRequest) GetWorkflowRunId() string {
@@ -2561,7 +2644,7 @@ type WatchRunResponse struct {
 
 func (x *WatchRunResponse) Reset() {
 	*x = WatchRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[27]
+	mi := &file_rara_v1_workflow_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2573,7 +2656,7 @@ func (x *WatchRunResponse) String() string {
 func (*WatchRunResponse) ProtoMessage() {}
 
 func (x *WatchRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[27]
+	mi := &file_rara_v1_workflow_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2586,7 +2669,7 @@ func (x *WatchRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRunResponse.ProtoReflect.Descriptor instead.
 func (*WatchRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{27}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchRunResponse) GetRevision() int64 {
@@ -2682,7 +2765,7 @@ type GetStepRunRequest struct {
 
 func (x *GetStepRunRequest) Reset() {
 	*x = GetStepRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[28]
+	mi := &file_rara_v1_workflow_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2694,7 +2777,7 @@ func (x *GetStepRunRequest) String() string {
 func (*GetStepRunRequest) ProtoMessage() {}
 
 func (x *GetStepRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[28]
+	mi := &file_rara_v1_workflow_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2707,7 +2790,7 @@ func (x *GetStepRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepRunRequest.ProtoReflect.Descriptor instead.
 func (*GetStepRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{28}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetStepRunRequest) GetStepRunId() string {
@@ -2730,7 +2813,7 @@ type GetStepRunResponse struct {
 
 func (x *GetStepRunResponse) Reset() {
 	*x = GetStepRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[29]
+	mi := &file_rara_v1_workflow_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2825,7 @@ func (x *GetStepRunResponse) String() string {
 func (*GetStepRunResponse) ProtoMessage() {}
 
 func (x *GetStepRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[29]
+	mi := &file_rara_v1_workflow_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2838,7 @@ func (x *GetStepRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepRunResponse.ProtoReflect.Descriptor instead.
 func (*GetStepRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{29}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetStepRunResponse) GetStepRun() *StepRun {
@@ -2791,7 +2874,7 @@ type ListStepRunsRequest struct {
 
 func (x *ListStepRunsRequest) Reset() {
 	*x = ListStepRunsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[30]
+	mi := &file_rara_v1_workflow_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +2886,7 @@ func (x *ListStepRunsRequest) String() string {
 func (*ListStepRunsRequest) ProtoMessage() {}
 
 func (x *ListStepRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[30]
+	mi := &file_rara_v1_workflow_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +2899,7 @@ func (x *ListStepRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStepRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListStepRunsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{30}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListStepRunsRequest) GetPageSize() int32 {
@@ -2867,7 +2950,7 @@ type ListStepRunsResponse struct {
 
 func (x *ListStepRunsResponse) Reset() {
 	*x = ListStepRunsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[31]
+	mi := &file_rara_v1_workflow_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2879,7 +2962,7 @@ func (x *ListStepRunsResponse) String() string {
 func (*ListStepRunsResponse) ProtoMessage() {}
 
 func (x *ListStepRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[31]
+	mi := &file_rara_v1_workflow_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2892,7 +2975,7 @@ func (x *ListStepRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStepRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListStepRunsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{31}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListStepRunsResponse) GetStepRuns() []*StepRun {
@@ -2924,7 +3007,7 @@ type WatchStepRunRequest struct {
 
 func (x *WatchStepRunRequest) Reset() {
 	*x = WatchStepRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[32]
+	mi := &file_rara_v1_workflow_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2936,7 +3019,7 @@ func (x *WatchStepRunRequest) String() string {
 func (*WatchStepRunRequest) ProtoMessage() {}
 
 func (x *WatchStepRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[32]
+	mi := &file_rara_v1_workflow_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2949,7 +3032,7 @@ func (x *WatchStepRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStepRunRequest.ProtoReflect.Descriptor instead.
 func (*WatchStepRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{32}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchStepRunRequest) GetStepRunId() string {
@@ -2990,7 +3073,7 @@ type WatchStepRunResponse struct {
 
 func (x *WatchStepRunResponse) Reset() {
 	*x = WatchStepRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[33]
+	mi := &file_rara_v1_workflow_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3085,7 @@ func (x *WatchStepRunResponse) String() string {
 func (*WatchStepRunResponse) ProtoMessage() {}
 
 func (x *WatchStepRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[33]
+	mi := &file_rara_v1_workflow_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3098,7 @@ func (x *WatchStepRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStepRunResponse.ProtoReflect.Descriptor instead.
 func (*WatchStepRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{33}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchStepRunResponse) GetUpdate() isWatchStepRunResponse_Update {
@@ -3088,7 +3171,7 @@ type ExplainStepRequest struct {
 
 func (x *ExplainStepRequest) Reset() {
 	*x = ExplainStepRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[34]
+	mi := &file_rara_v1_workflow_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3183,7 @@ func (x *ExplainStepRequest) String() string {
 func (*ExplainStepRequest) ProtoMessage() {}
 
 func (x *ExplainStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[34]
+	mi := &file_rara_v1_workflow_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +3196,7 @@ func (x *ExplainStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainStepRequest.ProtoReflect.Descriptor instead.
 func (*ExplainStepRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{34}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExplainStepRequest) GetStepRunId() string {
@@ -3136,7 +3219,7 @@ type ExplainStepResponse struct {
 
 func (x *ExplainStepResponse) Reset() {
 	*x = ExplainStepResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[35]
+	mi := &file_rara_v1_workflow_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3231,7 @@ func (x *ExplainStepResponse) String() string {
 func (*ExplainStepResponse) ProtoMessage() {}
 
 func (x *ExplainStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[35]
+	mi := &file_rara_v1_workflow_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3244,7 @@ func (x *ExplainStepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainStepResponse.ProtoReflect.Descriptor instead.
 func (*ExplainStepResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{35}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExplainStepResponse) GetStepRun() *StepRun {
@@ -3199,7 +3282,7 @@ type Obstacle struct {
 
 func (x *Obstacle) Reset() {
 	*x = Obstacle{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[36]
+	mi := &file_rara_v1_workflow_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3211,7 +3294,7 @@ func (x *Obstacle) String() string {
 func (*Obstacle) ProtoMessage() {}
 
 func (x *Obstacle) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[36]
+	mi := &file_rara_v1_workflow_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3224,7 +3307,7 @@ func (x *Obstacle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Obstacle.ProtoReflect.Descriptor instead.
 func (*Obstacle) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{36}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Obstacle) GetCode() string {
@@ -3284,7 +3367,7 @@ type NearMiss struct {
 
 func (x *NearMiss) Reset() {
 	*x = NearMiss{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[37]
+	mi := &file_rara_v1_workflow_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3296,7 +3379,7 @@ func (x *NearMiss) String() string {
 func (*NearMiss) ProtoMessage() {}
 
 func (x *NearMiss) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[37]
+	mi := &file_rara_v1_workflow_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3309,7 +3392,7 @@ func (x *NearMiss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearMiss.ProtoReflect.Descriptor instead.
 func (*NearMiss) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{37}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NearMiss) GetExecutorId() string {
@@ -3358,7 +3441,7 @@ type QueryLineageRequest struct {
 
 func (x *QueryLineageRequest) Reset() {
 	*x = QueryLineageRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[38]
+	mi := &file_rara_v1_workflow_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3453,7 @@ func (x *QueryLineageRequest) String() string {
 func (*QueryLineageRequest) ProtoMessage() {}
 
 func (x *QueryLineageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[38]
+	mi := &file_rara_v1_workflow_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3466,7 @@ func (x *QueryLineageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryLineageRequest.ProtoReflect.Descriptor instead.
 func (*QueryLineageRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{38}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *QueryLineageRequest) GetStart() isQueryLineageRequest_Start {
@@ -3496,7 +3579,7 @@ type LineageEdge struct {
 
 func (x *LineageEdge) Reset() {
 	*x = LineageEdge{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[39]
+	mi := &file_rara_v1_workflow_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3591,7 @@ func (x *LineageEdge) String() string {
 func (*LineageEdge) ProtoMessage() {}
 
 func (x *LineageEdge) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[39]
+	mi := &file_rara_v1_workflow_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3604,7 @@ func (x *LineageEdge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LineageEdge.ProtoReflect.Descriptor instead.
 func (*LineageEdge) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{39}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LineageEdge) GetArtifact() *Digest {
@@ -3586,7 +3669,7 @@ type QueryLineageResponse struct {
 
 func (x *QueryLineageResponse) Reset() {
 	*x = QueryLineageResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[40]
+	mi := &file_rara_v1_workflow_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3598,7 +3681,7 @@ func (x *QueryLineageResponse) String() string {
 func (*QueryLineageResponse) ProtoMessage() {}
 
 func (x *QueryLineageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[40]
+	mi := &file_rara_v1_workflow_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3611,7 +3694,7 @@ func (x *QueryLineageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryLineageResponse.ProtoReflect.Descriptor instead.
 func (*QueryLineageResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{40}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *QueryLineageResponse) GetEdges() []*LineageEdge {
@@ -3661,7 +3744,7 @@ type Executor struct {
 
 func (x *Executor) Reset() {
 	*x = Executor{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[41]
+	mi := &file_rara_v1_workflow_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3673,7 +3756,7 @@ func (x *Executor) String() string {
 func (*Executor) ProtoMessage() {}
 
 func (x *Executor) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[41]
+	mi := &file_rara_v1_workflow_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3686,7 +3769,7 @@ func (x *Executor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Executor.ProtoReflect.Descriptor instead.
 func (*Executor) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{41}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Executor) GetExecutorId() string {
@@ -3790,7 +3873,7 @@ type ListExecutorsRequest struct {
 
 func (x *ListExecutorsRequest) Reset() {
 	*x = ListExecutorsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[42]
+	mi := &file_rara_v1_workflow_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3802,7 +3885,7 @@ func (x *ListExecutorsRequest) String() string {
 func (*ListExecutorsRequest) ProtoMessage() {}
 
 func (x *ListExecutorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[42]
+	mi := &file_rara_v1_workflow_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3815,7 +3898,7 @@ func (x *ListExecutorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutorsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutorsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{42}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListExecutorsRequest) GetPageSize() int32 {
@@ -3859,7 +3942,7 @@ type ListExecutorsResponse struct {
 
 func (x *ListExecutorsResponse) Reset() {
 	*x = ListExecutorsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[43]
+	mi := &file_rara_v1_workflow_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3871,7 +3954,7 @@ func (x *ListExecutorsResponse) String() string {
 func (*ListExecutorsResponse) ProtoMessage() {}
 
 func (x *ListExecutorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[43]
+	mi := &file_rara_v1_workflow_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3884,7 +3967,7 @@ func (x *ListExecutorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutorsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutorsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{43}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListExecutorsResponse) GetExecutors() []*Executor {
@@ -3914,7 +3997,7 @@ type DrainExecutorRequest struct {
 
 func (x *DrainExecutorRequest) Reset() {
 	*x = DrainExecutorRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[44]
+	mi := &file_rara_v1_workflow_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4009,7 @@ func (x *DrainExecutorRequest) String() string {
 func (*DrainExecutorRequest) ProtoMessage() {}
 
 func (x *DrainExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[44]
+	mi := &file_rara_v1_workflow_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4022,7 @@ func (x *DrainExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainExecutorRequest.ProtoReflect.Descriptor instead.
 func (*DrainExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{44}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DrainExecutorRequest) GetExecutorId() string {
@@ -3967,7 +4050,7 @@ type DrainExecutorResponse struct {
 
 func (x *DrainExecutorResponse) Reset() {
 	*x = DrainExecutorResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[45]
+	mi := &file_rara_v1_workflow_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3979,7 +4062,7 @@ func (x *DrainExecutorResponse) String() string {
 func (*DrainExecutorResponse) ProtoMessage() {}
 
 func (x *DrainExecutorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[45]
+	mi := &file_rara_v1_workflow_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3992,7 +4075,7 @@ func (x *DrainExecutorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainExecutorResponse.ProtoReflect.Descriptor instead.
 func (*DrainExecutorResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{45}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DrainExecutorResponse) GetExecutor() *Executor {
@@ -4094,7 +4177,11 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12=\n" +
 	"\frequested_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\vrequestedAt\x12=\n" +
 	"\fdelivered_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\vdeliveredAt\x12=\n" +
-	"\fconfirmed_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\"\xec\a\n" +
+	"\fconfirmed_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vconfirmedAt\"c\n" +
+	"\aHandler\x12!\n" +
+	"\fkind_version\x18\x01 \x01(\tR\vkindVersion\x12#\n" +
+	"\rexecutor_kind\x18\x02 \x01(\tR\fexecutorKind\x12\x10\n" +
+	"\x03sdk\x18\x03 \x01(\tR\x03sdk\"\x98\b\n" +
 	"\aStepRun\x12\x1e\n" +
 	"\vstep_run_id\x18\x01 \x01(\tR\tstepRunId\x12&\n" +
 	"\x0fworkflow_run_id\x18\x02 \x01(\tR\rworkflowRunId\x12\x1b\n" +
@@ -4122,7 +4209,8 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\n" +
 	"started_at\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
 	"\bended_at\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x126\n" +
-	"\bdeadline\x18\x18 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xf1\x03\n" +
+	"\bdeadline\x18\x18 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12*\n" +
+	"\ahandler\x18\x19 \x01(\v2\x10.rara.v1.HandlerR\ahandler\"\x9d\x04\n" +
 	"\vStepAttempt\x12$\n" +
 	"\x05lease\x18\x01 \x01(\v2\x0e.rara.v1.LeaseR\x05lease\x12\x1f\n" +
 	"\vexecutor_id\x18\x02 \x01(\tR\n" +
@@ -4139,7 +4227,8 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"acceptedAt\x129\n" +
 	"\n" +
 	"started_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
-	"\bended_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\"u\n" +
+	"\bended_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12*\n" +
+	"\ahandler\x18\r \x01(\v2\x10.rara.v1.HandlerR\ahandler\"u\n" +
 	"\x19RegisterDefinitionRequest\x123\n" +
 	"\n" +
 	"definition\x18\x01 \x01(\v2\x13.rara.v1.DefinitionR\n" +
@@ -4398,7 +4487,7 @@ func file_rara_v1_workflow_proto_rawDescGZIP() []byte {
 }
 
 var file_rara_v1_workflow_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_rara_v1_workflow_proto_goTypes = []any{
 	(OnFailure)(0),                     // 0: rara.v1.OnFailure
 	(WorkflowRunState)(0),              // 1: rara.v1.WorkflowRunState
@@ -4411,203 +4500,206 @@ var file_rara_v1_workflow_proto_goTypes = []any{
 	(*Definition)(nil),                 // 8: rara.v1.Definition
 	(*WorkflowRun)(nil),                // 9: rara.v1.WorkflowRun
 	(*CancelFacts)(nil),                // 10: rara.v1.CancelFacts
-	(*StepRun)(nil),                    // 11: rara.v1.StepRun
-	(*StepAttempt)(nil),                // 12: rara.v1.StepAttempt
-	(*RegisterDefinitionRequest)(nil),  // 13: rara.v1.RegisterDefinitionRequest
-	(*RegisterDefinitionResponse)(nil), // 14: rara.v1.RegisterDefinitionResponse
-	(*GetDefinitionRequest)(nil),       // 15: rara.v1.GetDefinitionRequest
-	(*GetDefinitionResponse)(nil),      // 16: rara.v1.GetDefinitionResponse
-	(*ListDefinitionsRequest)(nil),     // 17: rara.v1.ListDefinitionsRequest
-	(*ListDefinitionsResponse)(nil),    // 18: rara.v1.ListDefinitionsResponse
-	(*StartRunRequest)(nil),            // 19: rara.v1.StartRunRequest
-	(*StartRunResponse)(nil),           // 20: rara.v1.StartRunResponse
-	(*GetRunRequest)(nil),              // 21: rara.v1.GetRunRequest
-	(*GetRunResponse)(nil),             // 22: rara.v1.GetRunResponse
-	(*ListRunsRequest)(nil),            // 23: rara.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),           // 24: rara.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),           // 25: rara.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),          // 26: rara.v1.CancelRunResponse
-	(*RetryRunRequest)(nil),            // 27: rara.v1.RetryRunRequest
-	(*RetryRunResponse)(nil),           // 28: rara.v1.RetryRunResponse
-	(*Alive)(nil),                      // 29: rara.v1.Alive
-	(*SnapshotEnd)(nil),                // 30: rara.v1.SnapshotEnd
-	(*WatchRunRequest)(nil),            // 31: rara.v1.WatchRunRequest
-	(*WatchRunResponse)(nil),           // 32: rara.v1.WatchRunResponse
-	(*GetStepRunRequest)(nil),          // 33: rara.v1.GetStepRunRequest
-	(*GetStepRunResponse)(nil),         // 34: rara.v1.GetStepRunResponse
-	(*ListStepRunsRequest)(nil),        // 35: rara.v1.ListStepRunsRequest
-	(*ListStepRunsResponse)(nil),       // 36: rara.v1.ListStepRunsResponse
-	(*WatchStepRunRequest)(nil),        // 37: rara.v1.WatchStepRunRequest
-	(*WatchStepRunResponse)(nil),       // 38: rara.v1.WatchStepRunResponse
-	(*ExplainStepRequest)(nil),         // 39: rara.v1.ExplainStepRequest
-	(*ExplainStepResponse)(nil),        // 40: rara.v1.ExplainStepResponse
-	(*Obstacle)(nil),                   // 41: rara.v1.Obstacle
-	(*NearMiss)(nil),                   // 42: rara.v1.NearMiss
-	(*QueryLineageRequest)(nil),        // 43: rara.v1.QueryLineageRequest
-	(*LineageEdge)(nil),                // 44: rara.v1.LineageEdge
-	(*QueryLineageResponse)(nil),       // 45: rara.v1.QueryLineageResponse
-	(*Executor)(nil),                   // 46: rara.v1.Executor
-	(*ListExecutorsRequest)(nil),       // 47: rara.v1.ListExecutorsRequest
-	(*ListExecutorsResponse)(nil),      // 48: rara.v1.ListExecutorsResponse
-	(*DrainExecutorRequest)(nil),       // 49: rara.v1.DrainExecutorRequest
-	(*DrainExecutorResponse)(nil),      // 50: rara.v1.DrainExecutorResponse
-	nil,                                // 51: rara.v1.StepDefinition.SecretsEntry
-	nil,                                // 52: rara.v1.StepDefinition.RequiredLabelsEntry
-	nil,                                // 53: rara.v1.Definition.LabelsEntry
-	nil,                                // 54: rara.v1.WorkflowRun.StepCountsEntry
-	nil,                                // 55: rara.v1.WorkflowRun.LabelsEntry
-	nil,                                // 56: rara.v1.StartRunRequest.LabelsEntry
-	nil,                                // 57: rara.v1.ListRunsRequest.LabelsEntry
-	nil,                                // 58: rara.v1.Executor.LabelsEntry
-	(*durationpb.Duration)(nil),        // 59: google.protobuf.Duration
-	(*Payload)(nil),                    // 60: rara.v1.Payload
-	(*timestamppb.Timestamp)(nil),      // 61: google.protobuf.Timestamp
-	(*Artifact)(nil),                   // 62: rara.v1.Artifact
-	(*JobError)(nil),                   // 63: rara.v1.JobError
-	(*JobProgress)(nil),                // 64: rara.v1.JobProgress
-	(*ArtifactManifest)(nil),           // 65: rara.v1.ArtifactManifest
-	(*Lease)(nil),                      // 66: rara.v1.Lease
-	(*TraceContext)(nil),               // 67: rara.v1.TraceContext
-	(*ProgressEvent)(nil),              // 68: rara.v1.ProgressEvent
-	(*Digest)(nil),                     // 69: rara.v1.Digest
-	(*Capability)(nil),                 // 70: rara.v1.Capability
-	(*SecretRef)(nil),                  // 71: rara.v1.SecretRef
+	(*Handler)(nil),                    // 11: rara.v1.Handler
+	(*StepRun)(nil),                    // 12: rara.v1.StepRun
+	(*StepAttempt)(nil),                // 13: rara.v1.StepAttempt
+	(*RegisterDefinitionRequest)(nil),  // 14: rara.v1.RegisterDefinitionRequest
+	(*RegisterDefinitionResponse)(nil), // 15: rara.v1.RegisterDefinitionResponse
+	(*GetDefinitionRequest)(nil),       // 16: rara.v1.GetDefinitionRequest
+	(*GetDefinitionResponse)(nil),      // 17: rara.v1.GetDefinitionResponse
+	(*ListDefinitionsRequest)(nil),     // 18: rara.v1.ListDefinitionsRequest
+	(*ListDefinitionsResponse)(nil),    // 19: rara.v1.ListDefinitionsResponse
+	(*StartRunRequest)(nil),            // 20: rara.v1.StartRunRequest
+	(*StartRunResponse)(nil),           // 21: rara.v1.StartRunResponse
+	(*GetRunRequest)(nil),              // 22: rara.v1.GetRunRequest
+	(*GetRunResponse)(nil),             // 23: rara.v1.GetRunResponse
+	(*ListRunsRequest)(nil),            // 24: rara.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),           // 25: rara.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),           // 26: rara.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),          // 27: rara.v1.CancelRunResponse
+	(*RetryRunRequest)(nil),            // 28: rara.v1.RetryRunRequest
+	(*RetryRunResponse)(nil),           // 29: rara.v1.RetryRunResponse
+	(*Alive)(nil),                      // 30: rara.v1.Alive
+	(*SnapshotEnd)(nil),                // 31: rara.v1.SnapshotEnd
+	(*WatchRunRequest)(nil),            // 32: rara.v1.WatchRunRequest
+	(*WatchRunResponse)(nil),           // 33: rara.v1.WatchRunResponse
+	(*GetStepRunRequest)(nil),          // 34: rara.v1.GetStepRunRequest
+	(*GetStepRunResponse)(nil),         // 35: rara.v1.GetStepRunResponse
+	(*ListStepRunsRequest)(nil),        // 36: rara.v1.ListStepRunsRequest
+	(*ListStepRunsResponse)(nil),       // 37: rara.v1.ListStepRunsResponse
+	(*WatchStepRunRequest)(nil),        // 38: rara.v1.WatchStepRunRequest
+	(*WatchStepRunResponse)(nil),       // 39: rara.v1.WatchStepRunResponse
+	(*ExplainStepRequest)(nil),         // 40: rara.v1.ExplainStepRequest
+	(*ExplainStepResponse)(nil),        // 41: rara.v1.ExplainStepResponse
+	(*Obstacle)(nil),                   // 42: rara.v1.Obstacle
+	(*NearMiss)(nil),                   // 43: rara.v1.NearMiss
+	(*QueryLineageRequest)(nil),        // 44: rara.v1.QueryLineageRequest
+	(*LineageEdge)(nil),                // 45: rara.v1.LineageEdge
+	(*QueryLineageResponse)(nil),       // 46: rara.v1.QueryLineageResponse
+	(*Executor)(nil),                   // 47: rara.v1.Executor
+	(*ListExecutorsRequest)(nil),       // 48: rara.v1.ListExecutorsRequest
+	(*ListExecutorsResponse)(nil),      // 49: rara.v1.ListExecutorsResponse
+	(*DrainExecutorRequest)(nil),       // 50: rara.v1.DrainExecutorRequest
+	(*DrainExecutorResponse)(nil),      // 51: rara.v1.DrainExecutorResponse
+	nil,                                // 52: rara.v1.StepDefinition.SecretsEntry
+	nil,                                // 53: rara.v1.StepDefinition.RequiredLabelsEntry
+	nil,                                // 54: rara.v1.Definition.LabelsEntry
+	nil,                                // 55: rara.v1.WorkflowRun.StepCountsEntry
+	nil,                                // 56: rara.v1.WorkflowRun.LabelsEntry
+	nil,                                // 57: rara.v1.StartRunRequest.LabelsEntry
+	nil,                                // 58: rara.v1.ListRunsRequest.LabelsEntry
+	nil,                                // 59: rara.v1.Executor.LabelsEntry
+	(*durationpb.Duration)(nil),        // 60: google.protobuf.Duration
+	(*Payload)(nil),                    // 61: rara.v1.Payload
+	(*timestamppb.Timestamp)(nil),      // 62: google.protobuf.Timestamp
+	(*Artifact)(nil),                   // 63: rara.v1.Artifact
+	(*JobError)(nil),                   // 64: rara.v1.JobError
+	(*JobProgress)(nil),                // 65: rara.v1.JobProgress
+	(*ArtifactManifest)(nil),           // 66: rara.v1.ArtifactManifest
+	(*Lease)(nil),                      // 67: rara.v1.Lease
+	(*TraceContext)(nil),               // 68: rara.v1.TraceContext
+	(*ProgressEvent)(nil),              // 69: rara.v1.ProgressEvent
+	(*Digest)(nil),                     // 70: rara.v1.Digest
+	(*Capability)(nil),                 // 71: rara.v1.Capability
+	(*SecretRef)(nil),                  // 72: rara.v1.SecretRef
 }
 var file_rara_v1_workflow_proto_depIdxs = []int32{
-	59,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
-	59,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
-	60,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
+	60,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
+	60,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
+	61,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
 	6,   // 3: rara.v1.StepDefinition.input_artifacts:type_name -> rara.v1.ArtifactBinding
-	51,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
-	52,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
+	52,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
+	53,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
 	5,   // 6: rara.v1.StepDefinition.retry:type_name -> rara.v1.RetryPolicy
-	59,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
-	59,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
-	59,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
-	59,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
-	59,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
+	60,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
+	60,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
+	60,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
+	60,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
+	60,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
 	7,   // 12: rara.v1.Definition.steps:type_name -> rara.v1.StepDefinition
-	59,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
+	60,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
 	0,   // 14: rara.v1.Definition.on_failure:type_name -> rara.v1.OnFailure
-	53,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
-	61,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	54,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
+	62,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
 	1,   // 17: rara.v1.WorkflowRun.state:type_name -> rara.v1.WorkflowRunState
-	60,  // 18: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
-	62,  // 19: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
-	54,  // 20: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
-	63,  // 21: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
-	55,  // 22: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
-	61,  // 23: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
-	61,  // 24: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
-	61,  // 25: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
-	61,  // 26: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
-	61,  // 27: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
-	61,  // 28: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
-	61,  // 29: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
-	61,  // 30: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
+	61,  // 18: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
+	63,  // 19: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
+	55,  // 20: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
+	64,  // 21: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
+	56,  // 22: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
+	62,  // 23: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
+	62,  // 24: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
+	62,  // 25: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
+	62,  // 26: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
+	62,  // 27: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
+	62,  // 28: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
+	62,  // 29: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
+	62,  // 30: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
 	2,   // 31: rara.v1.StepRun.state:type_name -> rara.v1.StepRunState
-	64,  // 32: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
-	60,  // 33: rara.v1.StepRun.output:type_name -> rara.v1.Payload
-	65,  // 34: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
-	63,  // 35: rara.v1.StepRun.error:type_name -> rara.v1.JobError
+	65,  // 32: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
+	61,  // 33: rara.v1.StepRun.output:type_name -> rara.v1.Payload
+	66,  // 34: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
+	64,  // 35: rara.v1.StepRun.error:type_name -> rara.v1.JobError
 	10,  // 36: rara.v1.StepRun.cancel:type_name -> rara.v1.CancelFacts
-	61,  // 37: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
-	61,  // 38: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
-	61,  // 39: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
-	61,  // 40: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
-	61,  // 41: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
-	66,  // 42: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
-	63,  // 43: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
-	61,  // 44: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
-	61,  // 45: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
-	61,  // 46: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
-	61,  // 47: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
-	8,   // 48: rara.v1.RegisterDefinitionRequest.definition:type_name -> rara.v1.Definition
-	8,   // 49: rara.v1.RegisterDefinitionResponse.definition:type_name -> rara.v1.Definition
-	8,   // 50: rara.v1.GetDefinitionResponse.definition:type_name -> rara.v1.Definition
-	8,   // 51: rara.v1.ListDefinitionsResponse.definitions:type_name -> rara.v1.Definition
-	60,  // 52: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
-	62,  // 53: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
-	59,  // 54: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
-	56,  // 55: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
-	67,  // 56: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
-	9,   // 57: rara.v1.StartRunResponse.run:type_name -> rara.v1.WorkflowRun
-	9,   // 58: rara.v1.GetRunResponse.run:type_name -> rara.v1.WorkflowRun
-	11,  // 59: rara.v1.GetRunResponse.steps:type_name -> rara.v1.StepRun
-	1,   // 60: rara.v1.ListRunsRequest.states:type_name -> rara.v1.WorkflowRunState
-	57,  // 61: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
-	61,  // 62: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
-	61,  // 63: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
-	9,   // 64: rara.v1.ListRunsResponse.runs:type_name -> rara.v1.WorkflowRun
-	59,  // 65: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
-	9,   // 66: rara.v1.CancelRunResponse.run:type_name -> rara.v1.WorkflowRun
-	9,   // 67: rara.v1.RetryRunResponse.run:type_name -> rara.v1.WorkflowRun
-	9,   // 68: rara.v1.WatchRunResponse.run:type_name -> rara.v1.WorkflowRun
-	11,  // 69: rara.v1.WatchRunResponse.step_run:type_name -> rara.v1.StepRun
-	30,  // 70: rara.v1.WatchRunResponse.snapshot_end:type_name -> rara.v1.SnapshotEnd
-	29,  // 71: rara.v1.WatchRunResponse.alive:type_name -> rara.v1.Alive
-	11,  // 72: rara.v1.GetStepRunResponse.step_run:type_name -> rara.v1.StepRun
-	12,  // 73: rara.v1.GetStepRunResponse.attempts:type_name -> rara.v1.StepAttempt
-	2,   // 74: rara.v1.ListStepRunsRequest.states:type_name -> rara.v1.StepRunState
-	11,  // 75: rara.v1.ListStepRunsResponse.step_runs:type_name -> rara.v1.StepRun
-	68,  // 76: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
-	11,  // 77: rara.v1.WatchStepRunResponse.step_run:type_name -> rara.v1.StepRun
-	29,  // 78: rara.v1.WatchStepRunResponse.alive:type_name -> rara.v1.Alive
-	11,  // 79: rara.v1.ExplainStepResponse.step_run:type_name -> rara.v1.StepRun
-	41,  // 80: rara.v1.ExplainStepResponse.obstacles:type_name -> rara.v1.Obstacle
-	61,  // 81: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
-	42,  // 82: rara.v1.Obstacle.near_misses:type_name -> rara.v1.NearMiss
-	69,  // 83: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
-	3,   // 84: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
-	69,  // 85: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
-	44,  // 86: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
-	70,  // 87: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
-	58,  // 88: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
-	4,   // 89: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
-	61,  // 90: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
-	61,  // 91: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
-	4,   // 92: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
-	46,  // 93: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
-	59,  // 94: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
-	46,  // 95: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
-	71,  // 96: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
-	13,  // 97: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
-	15,  // 98: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
-	17,  // 99: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
-	19,  // 100: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
-	21,  // 101: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
-	23,  // 102: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
-	25,  // 103: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
-	27,  // 104: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
-	31,  // 105: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
-	33,  // 106: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
-	35,  // 107: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
-	37,  // 108: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
-	39,  // 109: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
-	43,  // 110: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
-	47,  // 111: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
-	49,  // 112: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
-	14,  // 113: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
-	16,  // 114: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
-	18,  // 115: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
-	20,  // 116: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
-	22,  // 117: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
-	24,  // 118: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
-	26,  // 119: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
-	28,  // 120: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
-	32,  // 121: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
-	34,  // 122: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
-	36,  // 123: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
-	38,  // 124: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
-	40,  // 125: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
-	45,  // 126: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
-	48,  // 127: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
-	50,  // 128: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
-	113, // [113:129] is the sub-list for method output_type
-	97,  // [97:113] is the sub-list for method input_type
-	97,  // [97:97] is the sub-list for extension type_name
-	97,  // [97:97] is the sub-list for extension extendee
-	0,   // [0:97] is the sub-list for field type_name
+	62,  // 37: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
+	62,  // 38: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
+	62,  // 39: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
+	62,  // 40: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
+	62,  // 41: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
+	11,  // 42: rara.v1.StepRun.handler:type_name -> rara.v1.Handler
+	67,  // 43: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
+	64,  // 44: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
+	62,  // 45: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
+	62,  // 46: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
+	62,  // 47: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
+	62,  // 48: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
+	11,  // 49: rara.v1.StepAttempt.handler:type_name -> rara.v1.Handler
+	8,   // 50: rara.v1.RegisterDefinitionRequest.definition:type_name -> rara.v1.Definition
+	8,   // 51: rara.v1.RegisterDefinitionResponse.definition:type_name -> rara.v1.Definition
+	8,   // 52: rara.v1.GetDefinitionResponse.definition:type_name -> rara.v1.Definition
+	8,   // 53: rara.v1.ListDefinitionsResponse.definitions:type_name -> rara.v1.Definition
+	61,  // 54: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
+	63,  // 55: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
+	60,  // 56: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
+	57,  // 57: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
+	68,  // 58: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
+	9,   // 59: rara.v1.StartRunResponse.run:type_name -> rara.v1.WorkflowRun
+	9,   // 60: rara.v1.GetRunResponse.run:type_name -> rara.v1.WorkflowRun
+	12,  // 61: rara.v1.GetRunResponse.steps:type_name -> rara.v1.StepRun
+	1,   // 62: rara.v1.ListRunsRequest.states:type_name -> rara.v1.WorkflowRunState
+	58,  // 63: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
+	62,  // 64: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
+	62,  // 65: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
+	9,   // 66: rara.v1.ListRunsResponse.runs:type_name -> rara.v1.WorkflowRun
+	60,  // 67: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
+	9,   // 68: rara.v1.CancelRunResponse.run:type_name -> rara.v1.WorkflowRun
+	9,   // 69: rara.v1.RetryRunResponse.run:type_name -> rara.v1.WorkflowRun
+	9,   // 70: rara.v1.WatchRunResponse.run:type_name -> rara.v1.WorkflowRun
+	12,  // 71: rara.v1.WatchRunResponse.step_run:type_name -> rara.v1.StepRun
+	31,  // 72: rara.v1.WatchRunResponse.snapshot_end:type_name -> rara.v1.SnapshotEnd
+	30,  // 73: rara.v1.WatchRunResponse.alive:type_name -> rara.v1.Alive
+	12,  // 74: rara.v1.GetStepRunResponse.step_run:type_name -> rara.v1.StepRun
+	13,  // 75: rara.v1.GetStepRunResponse.attempts:type_name -> rara.v1.StepAttempt
+	2,   // 76: rara.v1.ListStepRunsRequest.states:type_name -> rara.v1.StepRunState
+	12,  // 77: rara.v1.ListStepRunsResponse.step_runs:type_name -> rara.v1.StepRun
+	69,  // 78: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
+	12,  // 79: rara.v1.WatchStepRunResponse.step_run:type_name -> rara.v1.StepRun
+	30,  // 80: rara.v1.WatchStepRunResponse.alive:type_name -> rara.v1.Alive
+	12,  // 81: rara.v1.ExplainStepResponse.step_run:type_name -> rara.v1.StepRun
+	42,  // 82: rara.v1.ExplainStepResponse.obstacles:type_name -> rara.v1.Obstacle
+	62,  // 83: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
+	43,  // 84: rara.v1.Obstacle.near_misses:type_name -> rara.v1.NearMiss
+	70,  // 85: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
+	3,   // 86: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
+	70,  // 87: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
+	45,  // 88: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
+	71,  // 89: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
+	59,  // 90: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
+	4,   // 91: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
+	62,  // 92: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
+	62,  // 93: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
+	4,   // 94: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
+	47,  // 95: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
+	60,  // 96: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
+	47,  // 97: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
+	72,  // 98: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
+	14,  // 99: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
+	16,  // 100: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
+	18,  // 101: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
+	20,  // 102: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
+	22,  // 103: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
+	24,  // 104: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
+	26,  // 105: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
+	28,  // 106: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
+	32,  // 107: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
+	34,  // 108: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
+	36,  // 109: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
+	38,  // 110: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
+	40,  // 111: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
+	44,  // 112: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
+	48,  // 113: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
+	50,  // 114: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
+	15,  // 115: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
+	17,  // 116: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
+	19,  // 117: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
+	21,  // 118: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
+	23,  // 119: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
+	25,  // 120: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
+	27,  // 121: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
+	29,  // 122: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
+	33,  // 123: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
+	35,  // 124: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
+	37,  // 125: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
+	39,  // 126: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
+	41,  // 127: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
+	46,  // 128: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
+	49,  // 129: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
+	51,  // 130: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
+	115, // [115:131] is the sub-list for method output_type
+	99,  // [99:115] is the sub-list for method input_type
+	99,  // [99:99] is the sub-list for extension type_name
+	99,  // [99:99] is the sub-list for extension extendee
+	0,   // [0:99] is the sub-list for field type_name
 }
 
 func init() { file_rara_v1_workflow_proto_init() }
@@ -4618,18 +4710,18 @@ func file_rara_v1_workflow_proto_init() {
 	file_rara_v1_common_proto_init()
 	file_rara_v1_dispatch_proto_init()
 	file_rara_v1_job_proto_init()
-	file_rara_v1_workflow_proto_msgTypes[27].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[28].OneofWrappers = []any{
 		(*WatchRunResponse_Run)(nil),
 		(*WatchRunResponse_StepRun)(nil),
 		(*WatchRunResponse_SnapshotEnd)(nil),
 		(*WatchRunResponse_Alive)(nil),
 	}
-	file_rara_v1_workflow_proto_msgTypes[33].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[34].OneofWrappers = []any{
 		(*WatchStepRunResponse_Event)(nil),
 		(*WatchStepRunResponse_StepRun)(nil),
 		(*WatchStepRunResponse_Alive)(nil),
 	}
-	file_rara_v1_workflow_proto_msgTypes[38].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[39].OneofWrappers = []any{
 		(*QueryLineageRequest_Artifact)(nil),
 		(*QueryLineageRequest_WorkflowRunId)(nil),
 		(*QueryLineageRequest_StepRunId)(nil),
@@ -4640,7 +4732,7 @@ func file_rara_v1_workflow_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rara_v1_workflow_proto_rawDesc), len(file_rara_v1_workflow_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   54,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -673,6 +673,38 @@ class CancelFacts(_message.Message):
 Global___CancelFacts: _TypeAlias = CancelFacts  # noqa: Y015
 
 @_typing.final
+class Handler(_message.Message):
+    """The handler that ran an attempt: which code it was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_VERSION_FIELD_NUMBER: _builtins.int
+    EXECUTOR_KIND_FIELD_NUMBER: _builtins.int
+    SDK_FIELD_NUMBER: _builtins.int
+    kind_version: _builtins.str
+    """The version of the step's kind that the executor was asked to run, such as "1.2.0". Empty: the attempt began
+    before this was recorded.
+    """
+    executor_kind: _builtins.str
+    """As in Hello."""
+    sdk: _builtins.str
+    """As in Hello."""
+    def __init__(
+        self,
+        *,
+        kind_version: _builtins.str = ...,
+        executor_kind: _builtins.str = ...,
+        sdk: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executor_kind", b"executor_kind", "kind_version", b"kind_version", "sdk", b"sdk"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Handler: _TypeAlias = Handler  # noqa: Y015
+
+@_typing.final
 class StepRun(_message.Message):
     """One step of a run. 26 to 29 are kept for pausing."""
 
@@ -702,6 +734,7 @@ class StepRun(_message.Message):
     STARTED_AT_FIELD_NUMBER: _builtins.int
     ENDED_AT_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
+    HANDLER_FIELD_NUMBER: _builtins.int
     step_run_id: _builtins.str
     """A UUID."""
     workflow_run_id: _builtins.str
@@ -770,6 +803,10 @@ class StepRun(_message.Message):
     def deadline(self) -> _timestamp_pb2.Timestamp:
         """Its own, over all attempts. Absent: none."""
 
+    @_builtins.property
+    def handler(self) -> Global___Handler:
+        """Of the current or last attempt. Absent: none yet."""
+
     def __init__(
         self,
         *,
@@ -797,10 +834,11 @@ class StepRun(_message.Message):
         started_at: _timestamp_pb2.Timestamp | None = ...,
         ended_at: _timestamp_pb2.Timestamp | None = ...,
         deadline: _timestamp_pb2.Timestamp | None = ...,
+        handler: Global___Handler | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["available_at", b"available_at", "cancel", b"cancel", "deadline", b"deadline", "ended_at", b"ended_at", "error", b"error", "lease_expires_at", b"lease_expires_at", "manifest", b"manifest", "output", b"output", "progress", b"progress", "started_at", b"started_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["available_at", b"available_at", "cancel", b"cancel", "deadline", b"deadline", "ended_at", b"ended_at", "error", b"error", "handler", b"handler", "lease_expires_at", b"lease_expires_at", "manifest", b"manifest", "output", b"output", "progress", b"progress", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "available_at", b"available_at", "cancel", b"cancel", "deadline", b"deadline", "ended_at", b"ended_at", "error", b"error", "executor_id", b"executor_id", "executor_kind", b"executor_kind", "executor_name", b"executor_name", "failures", b"failures", "kind", b"kind", "kind_version", b"kind_version", "last_sequence", b"last_sequence", "lease_expires_at", b"lease_expires_at", "manifest", b"manifest", "max_attempts", b"max_attempts", "output", b"output", "progress", b"progress", "reason", b"reason", "started_at", b"started_at", "state", b"state", "step_name", b"step_name", "step_run_id", b"step_run_id", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "available_at", b"available_at", "cancel", b"cancel", "deadline", b"deadline", "ended_at", b"ended_at", "error", b"error", "executor_id", b"executor_id", "executor_kind", b"executor_kind", "executor_name", b"executor_name", "failures", b"failures", "handler", b"handler", "kind", b"kind", "kind_version", b"kind_version", "last_sequence", b"last_sequence", "lease_expires_at", b"lease_expires_at", "manifest", b"manifest", "max_attempts", b"max_attempts", "output", b"output", "progress", b"progress", "reason", b"reason", "started_at", b"started_at", "state", b"state", "step_name", b"step_name", "step_run_id", b"step_run_id", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -824,6 +862,7 @@ class StepAttempt(_message.Message):
     ACCEPTED_AT_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
     ENDED_AT_FIELD_NUMBER: _builtins.int
+    HANDLER_FIELD_NUMBER: _builtins.int
     executor_id: _builtins.str
     """Who had it."""
     executor_name: _builtins.str
@@ -860,6 +899,10 @@ class StepAttempt(_message.Message):
     def ended_at(self) -> _timestamp_pb2.Timestamp:
         """When it ended. Absent: it is open."""
 
+    @_builtins.property
+    def handler(self) -> Global___Handler:
+        """Which code ran, or was to run."""
+
     def __init__(
         self,
         *,
@@ -875,10 +918,11 @@ class StepAttempt(_message.Message):
         accepted_at: _timestamp_pb2.Timestamp | None = ...,
         started_at: _timestamp_pb2.Timestamp | None = ...,
         ended_at: _timestamp_pb2.Timestamp | None = ...,
+        handler: Global___Handler | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted_at", b"accepted_at", "ended_at", b"ended_at", "error", b"error", "lease", b"lease", "leased_at", b"leased_at", "started_at", b"started_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted_at", b"accepted_at", "ended_at", b"ended_at", "error", b"error", "handler", b"handler", "lease", b"lease", "leased_at", b"leased_at", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_at", b"accepted_at", "ended_at", b"ended_at", "error", b"error", "executor_id", b"executor_id", "executor_name", b"executor_name", "gaps", b"gaps", "last_sequence", b"last_sequence", "lease", b"lease", "leased_at", b"leased_at", "reason", b"reason", "spent", b"spent", "started_at", b"started_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_at", b"accepted_at", "ended_at", b"ended_at", "error", b"error", "executor_id", b"executor_id", "executor_name", b"executor_name", "gaps", b"gaps", "handler", b"handler", "last_sequence", b"last_sequence", "lease", b"lease", "leased_at", b"leased_at", "reason", b"reason", "spent", b"spent", "started_at", b"started_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
