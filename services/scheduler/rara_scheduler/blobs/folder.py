@@ -102,6 +102,9 @@ class FolderBlobStore:
     async def uploaded_bytes(self, upload_id: str) -> int:
         return await self._threads.run(partial(_size, self._partial_path(upload_id))) or 0
 
+    async def is_being_written(self, upload_id: str) -> bool:
+        return await self._threads.run(partial(_is_locked, self._partial_path(upload_id)))
+
     async def discard(self, upload_id: str) -> bool:
         return await self._threads.run(partial(_discard, self._partial_path(upload_id)))
 
@@ -144,6 +147,10 @@ class FolderBlobStore:
 
     async def remove(self, sha256: str) -> None:
         await self._threads.run(partial(_remove, self._blob_path(sha256)))
+
+    async def free_bytes(self) -> int:
+        facts = await self._threads.run(partial(os.statvfs, self._partial))
+        return facts.f_bavail * facts.f_frsize
 
     # ------------------------------------------------------------ paths and threads
 
@@ -263,6 +270,20 @@ def _discard(path: Path) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _size(path: Path) -> int | None:

@@ -60,6 +60,9 @@ class BlobStore(Protocol):
     async def uploaded_bytes(self, upload_id: str) -> int:
         """What a `write` would start from; 0 for an unknown upload."""
 
+    async def is_being_written(self, upload_id: str) -> bool:
+        """Whether a caller holds the upload at this moment, as far as this process can tell."""
+
     async def discard(self, upload_id: str) -> bool:
         """Drop what an upload has stored, if anything. False: a caller still writes it, and it was left."""
 
@@ -77,3 +80,6 @@ class BlobStore(Protocol):
 
     async def remove(self, sha256: str) -> None:
         """Delete a blob. Harmless when there is none."""
+
+    async def free_bytes(self) -> int | None:
+        """Room for more; None: nobody can say, as with an object store."""
