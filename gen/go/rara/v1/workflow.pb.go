@@ -3426,10 +3426,12 @@ type QueryLineageRequest struct {
 	//	*QueryLineageRequest_Artifact
 	//	*QueryLineageRequest_WorkflowRunId
 	//	*QueryLineageRequest_StepRunId
+	//	*QueryLineageRequest_ArtifactPrefix
 	Start isQueryLineageRequest_Start `protobuf_oneof:"start"`
 	// Which way.
 	Direction LineageDirection `protobuf:"varint,4,opt,name=direction,proto3,enum=rara.v1.LineageDirection" json:"direction,omitempty"`
-	// How many steps far, at most 32. 0: 1.
+	// How many steps far, at most 32. 0: 1. From an artifact, 1 is the steps that made it with what they used, or those
+	// that used it with what they made; from a step or run, 1 is what itself used or made.
 	Depth int32 `protobuf:"varint,5,opt,name=depth,proto3" json:"depth,omitempty"`
 	// 0: 50. More than 1000 is taken as 1000.
 	PageSize int32 `protobuf:"varint,6,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
@@ -3503,6 +3505,15 @@ func (x *QueryLineageRequest) GetStepRunId() string {
 	return ""
 }
 
+func (x *QueryLineageRequest) GetArtifactPrefix() string {
+	if x != nil {
+		if x, ok := x.Start.(*QueryLineageRequest_ArtifactPrefix); ok {
+			return x.ArtifactPrefix
+		}
+	}
+	return ""
+}
+
 func (x *QueryLineageRequest) GetDirection() LineageDirection {
 	if x != nil {
 		return x.Direction
@@ -3550,13 +3561,20 @@ type QueryLineageRequest_StepRunId struct {
 	StepRunId string `protobuf:"bytes,3,opt,name=step_run_id,json=stepRunId,proto3,oneof"`
 }
 
+type QueryLineageRequest_ArtifactPrefix struct {
+	// From the one artifact whose SHA-256 begins so: 8 to 64 lower-case hexadecimal digits.
+	ArtifactPrefix string `protobuf:"bytes,8,opt,name=artifact_prefix,json=artifactPrefix,proto3,oneof"`
+}
+
 func (*QueryLineageRequest_Artifact) isQueryLineageRequest_Start() {}
 
 func (*QueryLineageRequest_WorkflowRunId) isQueryLineageRequest_Start() {}
 
 func (*QueryLineageRequest_StepRunId) isQueryLineageRequest_Start() {}
 
-// A step attempt made or used an artifact.
+func (*QueryLineageRequest_ArtifactPrefix) isQueryLineageRequest_Start() {}
+
+// A step attempt made or used an artifact. Each edge comes once, at its smallest depth.
 type LineageEdge struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What.
@@ -3572,7 +3590,21 @@ type LineageEdge struct {
 	// Made by it; else used by it.
 	Produced bool `protobuf:"varint,6,opt,name=produced,proto3" json:"produced,omitempty"`
 	// Known from the definition or the manifest; else seen at run time only.
-	Declared      bool `protobuf:"varint,7,opt,name=declared,proto3" json:"declared,omitempty"`
+	Declared bool `protobuf:"varint,7,opt,name=declared,proto3" json:"declared,omitempty"`
+	// How many steps away from where the query began, from 1.
+	Depth int32 `protobuf:"varint,8,opt,name=depth,proto3" json:"depth,omitempty"`
+	// As the definition calls the step.
+	StepName string `protobuf:"bytes,9,opt,name=step_name,json=stepName,proto3" json:"step_name,omitempty"`
+	// Of the run.
+	Definition string `protobuf:"bytes,10,opt,name=definition,proto3" json:"definition,omitempty"`
+	// Of the run.
+	DefinitionVersion int32 `protobuf:"varint,11,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
+	// Which handler the step asks for.
+	Kind string `protobuf:"bytes,12,opt,name=kind,proto3" json:"kind,omitempty"`
+	// As in Artifact.type. Empty: not known any more.
+	ArtifactType string `protobuf:"bytes,13,opt,name=artifact_type,json=artifactType,proto3" json:"artifact_type,omitempty"`
+	// Of an artifact that it made, as in Artifact.derived_from. A walk passes only between these and it.
+	DerivedFrom   []*Digest `protobuf:"bytes,14,rep,name=derived_from,json=derivedFrom,proto3" json:"derived_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3656,6 +3688,55 @@ func (x *LineageEdge) GetDeclared() bool {
 	return false
 }
 
+func (x *LineageEdge) GetDepth() int32 {
+	if x != nil {
+		return x.Depth
+	}
+	return 0
+}
+
+func (x *LineageEdge) GetStepName() string {
+	if x != nil {
+		return x.StepName
+	}
+	return ""
+}
+
+func (x *LineageEdge) GetDefinition() string {
+	if x != nil {
+		return x.Definition
+	}
+	return ""
+}
+
+func (x *LineageEdge) GetDefinitionVersion() int32 {
+	if x != nil {
+		return x.DefinitionVersion
+	}
+	return 0
+}
+
+func (x *LineageEdge) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *LineageEdge) GetArtifactType() string {
+	if x != nil {
+		return x.ArtifactType
+	}
+	return ""
+}
+
+func (x *LineageEdge) GetDerivedFrom() []*Digest {
+	if x != nil {
+		return x.DerivedFrom
+	}
+	return nil
+}
+
 // From the scheduler.
 type QueryLineageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3663,6 +3744,10 @@ type QueryLineageResponse struct {
 	Edges []*LineageEdge `protobuf:"bytes,1,rep,name=edges,proto3" json:"edges,omitempty"`
 	// Empty: that was the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// On the last page: there is more, but a call looks at no more than 20,000 edges. Ask for less depth, or from nearer.
+	Truncated bool `protobuf:"varint,3,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	// The artifact that the query began with; its size is 0 where nothing made or used it. Absent: a step or run.
+	Artifact      *Digest `protobuf:"bytes,4,opt,name=artifact,proto3" json:"artifact,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3709,6 +3794,20 @@ func (x *QueryLineageResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *QueryLineageResponse) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
+}
+
+func (x *QueryLineageResponse) GetArtifact() *Digest {
+	if x != nil {
+		return x.Artifact
+	}
+	return nil
 }
 
 // One executor process. 13 to 16 are kept for pausing.
@@ -4367,17 +4466,18 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\vexecutor_id\x18\x01 \x01(\tR\n" +
 	"executorId\x12#\n" +
 	"\rexecutor_name\x18\x02 \x01(\tR\fexecutorName\x12\x14\n" +
-	"\x05lacks\x18\x03 \x01(\tR\x05lacks\"\xa4\x02\n" +
+	"\x05lacks\x18\x03 \x01(\tR\x05lacks\"\xcf\x02\n" +
 	"\x13QueryLineageRequest\x12-\n" +
 	"\bartifact\x18\x01 \x01(\v2\x0f.rara.v1.DigestH\x00R\bartifact\x12(\n" +
 	"\x0fworkflow_run_id\x18\x02 \x01(\tH\x00R\rworkflowRunId\x12 \n" +
-	"\vstep_run_id\x18\x03 \x01(\tH\x00R\tstepRunId\x127\n" +
+	"\vstep_run_id\x18\x03 \x01(\tH\x00R\tstepRunId\x12)\n" +
+	"\x0fartifact_prefix\x18\b \x01(\tH\x00R\x0eartifactPrefix\x127\n" +
 	"\tdirection\x18\x04 \x01(\x0e2\x19.rara.v1.LineageDirectionR\tdirection\x12\x14\n" +
 	"\x05depth\x18\x05 \x01(\x05R\x05depth\x12\x1b\n" +
 	"\tpage_size\x18\x06 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\a \x01(\tR\tpageTokenB\a\n" +
-	"\x05start\"\xf9\x01\n" +
+	"\x05start\"\xe8\x03\n" +
 	"\vLineageEdge\x12+\n" +
 	"\bartifact\x18\x01 \x01(\v2\x0f.rara.v1.DigestR\bartifact\x12#\n" +
 	"\rartifact_name\x18\x02 \x01(\tR\fartifactName\x12&\n" +
@@ -4385,10 +4485,22 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\vstep_run_id\x18\x04 \x01(\tR\tstepRunId\x12\x18\n" +
 	"\aattempt\x18\x05 \x01(\x05R\aattempt\x12\x1a\n" +
 	"\bproduced\x18\x06 \x01(\bR\bproduced\x12\x1a\n" +
-	"\bdeclared\x18\a \x01(\bR\bdeclared\"j\n" +
+	"\bdeclared\x18\a \x01(\bR\bdeclared\x12\x14\n" +
+	"\x05depth\x18\b \x01(\x05R\x05depth\x12\x1b\n" +
+	"\tstep_name\x18\t \x01(\tR\bstepName\x12\x1e\n" +
+	"\n" +
+	"definition\x18\n" +
+	" \x01(\tR\n" +
+	"definition\x12-\n" +
+	"\x12definition_version\x18\v \x01(\x05R\x11definitionVersion\x12\x12\n" +
+	"\x04kind\x18\f \x01(\tR\x04kind\x12#\n" +
+	"\rartifact_type\x18\r \x01(\tR\fartifactType\x122\n" +
+	"\fderived_from\x18\x0e \x03(\v2\x0f.rara.v1.DigestR\vderivedFrom\"\xb5\x01\n" +
 	"\x14QueryLineageResponse\x12*\n" +
 	"\x05edges\x18\x01 \x03(\v2\x14.rara.v1.LineageEdgeR\x05edges\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb3\x04\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1c\n" +
+	"\ttruncated\x18\x03 \x01(\bR\ttruncated\x12+\n" +
+	"\bartifact\x18\x04 \x01(\v2\x0f.rara.v1.DigestR\bartifact\"\xb3\x04\n" +
 	"\bExecutor\x12\x1f\n" +
 	"\vexecutor_id\x18\x01 \x01(\tR\n" +
 	"executorId\x12#\n" +
@@ -4652,54 +4764,56 @@ var file_rara_v1_workflow_proto_depIdxs = []int32{
 	70,  // 85: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
 	3,   // 86: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
 	70,  // 87: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
-	45,  // 88: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
-	71,  // 89: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
-	59,  // 90: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
-	4,   // 91: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
-	62,  // 92: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
-	62,  // 93: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
-	4,   // 94: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
-	47,  // 95: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
-	60,  // 96: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
-	47,  // 97: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
-	72,  // 98: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
-	14,  // 99: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
-	16,  // 100: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
-	18,  // 101: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
-	20,  // 102: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
-	22,  // 103: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
-	24,  // 104: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
-	26,  // 105: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
-	28,  // 106: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
-	32,  // 107: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
-	34,  // 108: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
-	36,  // 109: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
-	38,  // 110: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
-	40,  // 111: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
-	44,  // 112: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
-	48,  // 113: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
-	50,  // 114: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
-	15,  // 115: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
-	17,  // 116: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
-	19,  // 117: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
-	21,  // 118: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
-	23,  // 119: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
-	25,  // 120: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
-	27,  // 121: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
-	29,  // 122: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
-	33,  // 123: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
-	35,  // 124: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
-	37,  // 125: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
-	39,  // 126: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
-	41,  // 127: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
-	46,  // 128: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
-	49,  // 129: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
-	51,  // 130: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
-	115, // [115:131] is the sub-list for method output_type
-	99,  // [99:115] is the sub-list for method input_type
-	99,  // [99:99] is the sub-list for extension type_name
-	99,  // [99:99] is the sub-list for extension extendee
-	0,   // [0:99] is the sub-list for field type_name
+	70,  // 88: rara.v1.LineageEdge.derived_from:type_name -> rara.v1.Digest
+	45,  // 89: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
+	70,  // 90: rara.v1.QueryLineageResponse.artifact:type_name -> rara.v1.Digest
+	71,  // 91: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
+	59,  // 92: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
+	4,   // 93: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
+	62,  // 94: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
+	62,  // 95: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
+	4,   // 96: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
+	47,  // 97: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
+	60,  // 98: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
+	47,  // 99: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
+	72,  // 100: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
+	14,  // 101: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
+	16,  // 102: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
+	18,  // 103: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
+	20,  // 104: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
+	22,  // 105: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
+	24,  // 106: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
+	26,  // 107: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
+	28,  // 108: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
+	32,  // 109: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
+	34,  // 110: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
+	36,  // 111: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
+	38,  // 112: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
+	40,  // 113: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
+	44,  // 114: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
+	48,  // 115: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
+	50,  // 116: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
+	15,  // 117: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
+	17,  // 118: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
+	19,  // 119: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
+	21,  // 120: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
+	23,  // 121: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
+	25,  // 122: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
+	27,  // 123: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
+	29,  // 124: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
+	33,  // 125: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
+	35,  // 126: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
+	37,  // 127: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
+	39,  // 128: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
+	41,  // 129: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
+	46,  // 130: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
+	49,  // 131: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
+	51,  // 132: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
+	117, // [117:133] is the sub-list for method output_type
+	101, // [101:117] is the sub-list for method input_type
+	101, // [101:101] is the sub-list for extension type_name
+	101, // [101:101] is the sub-list for extension extendee
+	0,   // [0:101] is the sub-list for field type_name
 }
 
 func init() { file_rara_v1_workflow_proto_init() }
@@ -4725,6 +4839,7 @@ func file_rara_v1_workflow_proto_init() {
 		(*QueryLineageRequest_Artifact)(nil),
 		(*QueryLineageRequest_WorkflowRunId)(nil),
 		(*QueryLineageRequest_StepRunId)(nil),
+		(*QueryLineageRequest_ArtifactPrefix)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

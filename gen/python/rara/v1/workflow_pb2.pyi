@@ -1911,6 +1911,7 @@ class QueryLineageRequest(_message.Message):
     ARTIFACT_FIELD_NUMBER: _builtins.int
     WORKFLOW_RUN_ID_FIELD_NUMBER: _builtins.int
     STEP_RUN_ID_FIELD_NUMBER: _builtins.int
+    ARTIFACT_PREFIX_FIELD_NUMBER: _builtins.int
     DIRECTION_FIELD_NUMBER: _builtins.int
     DEPTH_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
@@ -1919,10 +1920,14 @@ class QueryLineageRequest(_message.Message):
     """From all artifacts of a run."""
     step_run_id: _builtins.str
     """From all artifacts of a step."""
+    artifact_prefix: _builtins.str
+    """From the one artifact whose SHA-256 begins so: 8 to 64 lower-case hexadecimal digits."""
     direction: Global___LineageDirection.ValueType
     """Which way."""
     depth: _builtins.int
-    """How many steps far, at most 32. 0: 1."""
+    """How many steps far, at most 32. 0: 1. From an artifact, 1 is the steps that made it with what they used, or those
+    that used it with what they made; from a step or run, 1 is what itself used or made.
+    """
     page_size: _builtins.int
     """0: 50. More than 1000 is taken as 1000."""
     page_token: _builtins.str
@@ -1937,16 +1942,17 @@ class QueryLineageRequest(_message.Message):
         artifact: _common_pb2.Digest | None = ...,
         workflow_run_id: _builtins.str = ...,
         step_run_id: _builtins.str = ...,
+        artifact_prefix: _builtins.str = ...,
         direction: Global___LineageDirection.ValueType = ...,
         depth: _builtins.int = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "start", b"start", "step_run_id", b"step_run_id", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "artifact_prefix", b"artifact_prefix", "start", b"start", "step_run_id", b"step_run_id", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "depth", b"depth", "direction", b"direction", "page_size", b"page_size", "page_token", b"page_token", "start", b"start", "step_run_id", b"step_run_id", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "artifact_prefix", b"artifact_prefix", "depth", b"depth", "direction", b"direction", "page_size", b"page_size", "page_token", b"page_token", "start", b"start", "step_run_id", b"step_run_id", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["artifact", "workflow_run_id", "step_run_id"]  # noqa: Y015
+    _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["artifact", "workflow_run_id", "step_run_id", "artifact_prefix"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_start) -> _WhichOneofReturnType_start | None: ...
 
@@ -1954,7 +1960,7 @@ Global___QueryLineageRequest: _TypeAlias = QueryLineageRequest  # noqa: Y015
 
 @_typing.final
 class LineageEdge(_message.Message):
-    """A step attempt made or used an artifact."""
+    """A step attempt made or used an artifact. Each edge comes once, at its smallest depth."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1965,6 +1971,13 @@ class LineageEdge(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PRODUCED_FIELD_NUMBER: _builtins.int
     DECLARED_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    STEP_NAME_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    DEFINITION_VERSION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    ARTIFACT_TYPE_FIELD_NUMBER: _builtins.int
+    DERIVED_FROM_FIELD_NUMBER: _builtins.int
     artifact_name: _builtins.str
     """As the step calls it."""
     workflow_run_id: _builtins.str
@@ -1977,9 +1990,25 @@ class LineageEdge(_message.Message):
     """Made by it; else used by it."""
     declared: _builtins.bool
     """Known from the definition or the manifest; else seen at run time only."""
+    depth: _builtins.int
+    """How many steps away from where the query began, from 1."""
+    step_name: _builtins.str
+    """As the definition calls the step."""
+    definition: _builtins.str
+    """Of the run."""
+    definition_version: _builtins.int
+    """Of the run."""
+    kind: _builtins.str
+    """Which handler the step asks for."""
+    artifact_type: _builtins.str
+    """As in Artifact.type. Empty: not known any more."""
     @_builtins.property
     def artifact(self) -> _common_pb2.Digest:
         """What."""
+
+    @_builtins.property
+    def derived_from(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Digest]:
+        """Of an artifact that it made, as in Artifact.derived_from. A walk passes only between these and it."""
 
     def __init__(
         self,
@@ -1991,10 +2020,17 @@ class LineageEdge(_message.Message):
         attempt: _builtins.int = ...,
         produced: _builtins.bool = ...,
         declared: _builtins.bool = ...,
+        depth: _builtins.int = ...,
+        step_name: _builtins.str = ...,
+        definition: _builtins.str = ...,
+        definition_version: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        artifact_type: _builtins.str = ...,
+        derived_from: _abc.Iterable[_common_pb2.Digest] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "artifact_name", b"artifact_name", "attempt", b"attempt", "declared", b"declared", "produced", b"produced", "step_run_id", b"step_run_id", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "artifact_name", b"artifact_name", "artifact_type", b"artifact_type", "attempt", b"attempt", "declared", b"declared", "definition", b"definition", "definition_version", b"definition_version", "depth", b"depth", "derived_from", b"derived_from", "kind", b"kind", "produced", b"produced", "step_name", b"step_name", "step_run_id", b"step_run_id", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2008,21 +2044,31 @@ class QueryLineageResponse(_message.Message):
 
     EDGES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    ARTIFACT_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty: that was the last page."""
+    truncated: _builtins.bool
+    """On the last page: there is more, but a call looks at no more than 20,000 edges. Ask for less depth, or from nearer."""
     @_builtins.property
     def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___LineageEdge]:
         """One page."""
+
+    @_builtins.property
+    def artifact(self) -> _common_pb2.Digest:
+        """The artifact that the query began with; its size is 0 where nothing made or used it. Absent: a step or run."""
 
     def __init__(
         self,
         *,
         edges: _abc.Iterable[Global___LineageEdge] | None = ...,
         next_page_token: _builtins.str = ...,
+        truncated: _builtins.bool = ...,
+        artifact: _common_pb2.Digest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edges", b"edges", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "edges", b"edges", "next_page_token", b"next_page_token", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
