@@ -25,6 +25,7 @@ from rara_cli.session import Session
         "artifact": ("rara_cli.commands.artifact:artifact", "list, get and print what runs produced"),
         "executor": ("rara_cli.commands.executor:executor", "list executors"),
         "db": ("rara_cli.commands.db:db", "migrate and check the database, show where it stands"),
+        "token": ("rara_cli.commands.token:token", "create, list and revoke bearer tokens"),
         "dev": ("rara_cli.commands.dev:dev", "all of Rara on this machine, and the demo"),
         "ps": ("rara_cli.commands.run:list_runs", "short for: run list"),
         "watch": ("rara_cli.commands.run:watch", "short for: run watch"),

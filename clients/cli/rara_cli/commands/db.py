@@ -10,7 +10,8 @@ from rara_cli.options import Group, Seconds, pass_session
 from rara_cli.session import Session
 
 
-def _database_url(function: Callable[..., Any]) -> Callable[..., Any]:
+def database_url_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--database-url, for commands that work on the database itself."""
     return click.option(
         "--database-url",
         envvar="RARA_DATABASE_URL",
@@ -33,7 +34,7 @@ def db() -> None:
 
 
 @db.command()
-@_database_url
+@database_url_option
 @pass_session
 async def migrate(session: Session, database_url: str) -> None:
     """Apply the migrations that are missing. Safe to run from several places at once."""
@@ -43,7 +44,7 @@ async def migrate(session: Session, database_url: str) -> None:
 
 
 @db.command()
-@_database_url
+@database_url_option
 @pass_session
 async def status(session: Session, database_url: str) -> None:
     """Show the migrations that are applied and missing. Changes nothing."""
@@ -53,7 +54,7 @@ async def status(session: Session, database_url: str) -> None:
 
 
 @db.command()
-@_database_url
+@database_url_option
 @click.option(
     "--blobs",
     type=_Folder(exists=True, file_okay=False, path_type=Path),
