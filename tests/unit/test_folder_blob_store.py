@@ -6,6 +6,7 @@ import os
 import random
 import uuid
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def new_upload() -> str:
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[FolderBlobStore]:
     store = FolderBlobStore(tmp_path / "blobs", busy_wait_s=0.1)
-    store.prepare()
+    await store.prepare()
     yield store
     store.close()
 
@@ -187,6 +188,45 @@ async def test_a_flipped_byte_is_found(store: FolderBlobStore, tmp_path: Path) -
     assert not await store.verify(BlobDigest("0" * 64, 0))
 
 
+async def test_blobs_and_leftovers_are_listed_page_by_page(
+    store: FolderBlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rara_scheduler.blobs.folder.LISTED_AT_ONCE", 3)
+    began = datetime.now(UTC) - timedelta(seconds=1)  # a file's time may be a little behind
+    kept = {await put(store, bytes([n])) for n in range(7)}
+    begun = {new_upload() for _ in range(4)}
+    for upload_id in begun:
+        async with store.write(upload_id, digest_of(b"abc")) as writer:
+            await writer.append(b"ab")
+    (tmp_path / "blobs" / "sha256" / "lost+found").mkdir()
+    (tmp_path / "blobs" / "partial" / "README").touch()
+    blobs = [page async for page in store.stored()]
+    uploads = [page async for page in store.leftovers()]
+    assert [len(page) for page in blobs] == [3, 3, 1]
+    assert [len(page) for page in uploads] == [3, 1]
+    assert {BlobDigest(blob.sha256, blob.size_bytes) for page in blobs for blob in page} == kept
+    assert {(upload.upload_id, upload.size_bytes) for page in uploads for upload in page} == {
+        (upload_id, 2) for upload_id in begun
+    }
+    times = [blob.modified_at for page in blobs for blob in page]
+    times += [upload.modified_at for page in uploads for upload in page]
+    assert began <= min(times) <= max(times) <= datetime.now(UTC)
+
+
+async def test_to_keep_bytes_again_renews_the_time_of_their_blob(
+    store: FolderBlobStore, tmp_path: Path
+) -> None:
+    digest = await put(store, b"abc")
+    for upload_id in (new_upload(), new_upload()):
+        async with store.write(upload_id, digest) as writer:
+            await writer.append(b"abc")
+        os.utime(tmp_path / "blobs" / "partial" / upload_id, (0, 0))  # stored long ago
+        async with store.write(upload_id, digest) as writer:
+            await writer.keep()
+        [[blob]] = [page async for page in store.stored()]
+        assert blob.modified_at > datetime.now(UTC) - timedelta(hours=1)
+
+
 async def test_a_name_that_could_leave_the_folder_is_refused(store: FolderBlobStore) -> None:
     for sha256 in ("../../etc/passwd", "A" * 64, "a" * 63, "a" * 64 + "\n"):
         with pytest.raises(ValueError, match="64 lower-case hex"):
@@ -212,7 +252,7 @@ from rara_scheduler.blobs import BlobDigest, FolderBlobStore
 
 async def main(root, upload_id, half_only):
     store = FolderBlobStore(Path(root))
-    store.prepare()
+    await store.prepare()
     data = random.Random(6).randbytes(2_000_000)
     digest = BlobDigest(hashlib.sha256(data).hexdigest(), len(data))
     async with store.write(upload_id, digest) as writer:
@@ -278,7 +318,7 @@ def test_blobs_are_durable_before_they_have_their_name(
     monkeypatch.setattr(os, "fsync", recording_fsync)
     monkeypatch.setattr(Path, "rename", recording_rename)
     store = FolderBlobStore(tmp_path)
-    store.prepare()
+    asyncio.run(store.prepare())
     upload_id = new_upload()
     digest = asyncio.run(put(store, b"abc", upload_id))
     store.close()

@@ -52,7 +52,7 @@ async def service(database_url: str, tmp_path: Path) -> AsyncIterator[Service]:
     database = Database(database_url)
     await database.open()
     store = FolderBlobStore(tmp_path / "blobs", busy_wait_s=0.2)
-    store.prepare()
+    await store.prepare()
     rows = BlobRows(database)
     transfers = BlobTransfers(store, rows, LIMITS)
     server = grpc.aio.server()

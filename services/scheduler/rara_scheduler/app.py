@@ -21,7 +21,7 @@ from rara.v1 import (
 )
 
 from rara_scheduler.blobs.checks import BlobChecks
-from rara_scheduler.blobs.folder import FolderBlobStore
+from rara_scheduler.blobs.open import open_blob_store
 from rara_scheduler.blobs.transfers import BlobTransfers, TransferLimits
 from rara_scheduler.cancelling import Cancelling
 from rara_scheduler.domain.definition import DefinitionLimits
@@ -177,7 +177,7 @@ class Scheduler:
             every_s=s.retention_every_s,
             report=self._report_retention,
         )
-        self._blobs = FolderBlobStore(s.blob_folder)
+        self._blobs = open_blob_store(s.blob_store)
         blob_rows = BlobRows(self._database)
         blob_checks = BlobChecks(self._blobs, blob_rows)
         terms = Terms(
@@ -259,7 +259,7 @@ class Scheduler:
     async def start(self) -> None:
         """Check the schema, open the port, serve. Raises Fault or MigrationError when it cannot."""
         await self._check_schema()
-        await asyncio.to_thread(self._blobs.prepare)
+        await self._blobs.prepare()
         await self._database.open()
         server = grpc.aio.server(options=_server_options(self._settings))
         dispatch_pb2_grpc.add_DispatchServiceServicer_to_server(self._dispatch_servicer, server)

@@ -1,7 +1,6 @@
 """The scheduler's settings: read once from `RARA_*`, checked as a whole, then passed on as values."""
 
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -112,10 +111,6 @@ class Settings(BaseSettings):
     @property
     def reclaim_settle_s(self) -> float:
         return self.lease_s / 2 if self.settle_s is None else self.settle_s
-
-    @property
-    def blob_folder(self) -> Path:
-        return Path(self.blob_store.removeprefix("file://"))
 
     @field_validator("direct_executors", mode="before")
     @classmethod

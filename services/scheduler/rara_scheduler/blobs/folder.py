@@ -13,21 +13,32 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from rara_scheduler.blobs.digest import BlobDigest
-from rara_scheduler.blobs.port import BlobMismatch, BlobStoreUnavailable, UploadBusy
+from rara_scheduler.blobs.port import (
+    LISTED_AT_ONCE,
+    BlobMismatch,
+    BlobStoreUnavailable,
+    Leftover,
+    StoredBlob,
+    UploadBusy,
+)
 
 CHUNK_BYTES = 256 * 1024
 _HASH_SLICE_BYTES = 16 * 1024 * 1024  # read and hashed in one visit to a thread, so that cancelling is prompt
 _BUSY_WAIT_S = 10.0
 _BUSY_LOOK_S = 0.05
 _UPLOAD_ID = re.compile(r"[0-9a-f-]{1,64}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_GROUP_DIGITS = 2  # of a digest: blobs are spread over so many folders
 
 T = TypeVar("T")
 
@@ -70,8 +81,11 @@ class FolderBlobStore:
         self._busy_wait_s = busy_wait_s
         self._threads = FileThreads(threads)
 
-    def prepare(self) -> None:
-        """Create the folders. Raises OSError when the root cannot be written: better at start than later."""
+    async def prepare(self) -> None:
+        """Create the folders. Raises BlobStoreUnavailable when the root cannot be written."""
+        await self._threads.run(self._create_folders)
+
+    def _create_folders(self) -> None:
         for folder in (self._blobs, self._partial):
             folder.mkdir(parents=True, exist_ok=True)
         probe = self._partial / f"probe-{os.getpid()}-{threading.get_ident()}"
@@ -152,6 +166,27 @@ class FolderBlobStore:
         facts = await self._threads.run(partial(os.statvfs, self._partial))
         return facts.f_bavail * facts.f_frsize
 
+    # ------------------------------------------------------------ listings
+
+    async def stored(self) -> AsyncGenerator[Sequence[StoredBlob], None]:
+        async with aclosing(self._pages(_stored_blobs(self._blobs))) as pages:
+            async for page in pages:
+                yield page
+
+    async def leftovers(self) -> AsyncGenerator[Sequence[Leftover], None]:
+        async with aclosing(self._pages(_leftovers(self._partial))) as pages:
+            async for page in pages:
+                yield page
+
+    async def _pages(self, items: Generator[T, None, None]) -> AsyncGenerator[list[T], None]:
+        try:
+            while page := await self._threads.run(lambda: list(islice(items, LISTED_AT_ONCE))):
+                yield page
+        except FileNotFoundError as error:
+            raise BlobStoreUnavailable("its folder is gone") from error
+        finally:
+            items.close()
+
     # ------------------------------------------------------------ paths and threads
 
     def _partial_path(self, upload_id: str) -> Path:
@@ -161,7 +196,7 @@ class FolderBlobStore:
 
     def _blob_path(self, sha256: str) -> Path:
         BlobDigest(sha256, 0)  # raises on what could leave the folder
-        return self._blobs / sha256[:2] / sha256[2:]
+        return self._blobs / sha256[:_GROUP_DIGITS] / sha256[_GROUP_DIGITS:]
 
 
 class FolderWriter:
@@ -228,6 +263,7 @@ class FolderWriter:
         folder = self._blob.parent
         folder.mkdir(exist_ok=True)
         _sync_folder(folder.parent)  # always: the one who made it may have died before this line
+        os.utime(self._fd)  # the bytes may be hours old: from now on they are nobody's leftover
         # Another upload of the same digest may have been first: its bytes are the same, and readers keep theirs.
         self._path.rename(self._blob)
         _sync_folder(folder)
@@ -300,6 +336,34 @@ def _fingerprint(path: Path) -> tuple[int, ...] | None:
         return None
     # The change time too: whoever sets a file's modification time back does not set that back.
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _stored_blobs(folder: Path) -> Generator[StoredBlob, None, None]:
+    for group in sorted(folder.iterdir()):
+        if len(group.name) != _GROUP_DIGITS:
+            continue  # somebody else's, such as lost+found
+        for rest, facts in _files(group):
+            if _SHA256.fullmatch(group.name + rest):
+                yield StoredBlob(group.name + rest, facts.st_size, _modified_at(facts))
+
+
+def _leftovers(folder: Path) -> Generator[Leftover, None, None]:
+    for name, facts in _files(folder):
+        if _UPLOAD_ID.fullmatch(name):
+            yield Leftover(name, facts.st_size, _modified_at(facts))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Names and facts, one at a time: a folder may hold millions."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # gone meanwhile
+                if entry.is_file(follow_symlinks=False):
+                    yield entry.name, entry.stat(follow_symlinks=False)
+
+
+def _modified_at(facts: os.stat_result) -> datetime:
+    return datetime.fromtimestamp(facts.st_mtime, UTC)
 
 
 def _remove(path: Path) -> None:

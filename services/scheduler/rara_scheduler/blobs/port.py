@@ -1,11 +1,33 @@
 """What the scheduler needs from a store of blobs, and how such a store fails."""
 
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol
 
 from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.domain.errors import Code, Fault
+
+LISTED_AT_ONCE: Final = 1000  # the most that a page of a listing holds
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlob:
+    """What lies under a blob's name, unread: its bytes may be others. modified_at: by the store's own clock."""
+
+    sha256: str
+    size_bytes: int
+    modified_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What an upload has stored so far, whether anybody goes on with it or not."""
+
+    upload_id: str
+    size_bytes: int
+    modified_at: datetime
 
 
 class BlobMismatch(Fault):
@@ -54,6 +76,12 @@ class BlobWriter(Protocol):
 class BlobStore(Protocol):
     """Bytes by content. Whether a blob counts is told by its row in the database, never by a file alone."""
 
+    async def prepare(self) -> None:
+        """Look whether it can be used, before anything depends on it. Raises BlobStoreUnavailable."""
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
+
     def write(self, upload_id: str, expected: BlobDigest) -> AbstractAsyncContextManager[BlobWriter]:
         """Begin or go on with an upload. Raises UploadBusy when it stays with another caller."""
 
@@ -83,3 +111,13 @@ class BlobStore(Protocol):
 
     async def free_bytes(self) -> int | None:
         """Room for more; None: nobody can say, as with an object store."""
+
+    def stored(self) -> AsyncGenerator[Sequence[StoredBlob], None]:
+        """Every blob, page by page, in no order. What comes or goes meanwhile is listed or not.
+
+        `keep` renews a blob's time even where the same bytes were there already, so that an old time means that
+        no upload is just about to record it.
+        """
+
+    def leftovers(self) -> AsyncGenerator[Sequence[Leftover], None]:
+        """Every upload that has something stored, page by page; one may come twice, with a part of it each time."""
