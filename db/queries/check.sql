@@ -847,6 +847,32 @@ select s.workflow_run_id::text, c.step_run_id::text,
                           and e.attempt = c.attempt and e.sequence = c.sequence))
  limit $1::int;
 
+-- name: check_checkpoint_without_blob
+-- The empty blob is kept by its digest alone.
+select s.workflow_run_id::text, c.step_run_id::text,
+       jsonb_build_object('idempotency_key', c.idempotency_key, 'name', a.name, 'sha256', a.sha256,
+                          'size_bytes', a.size_bytes, 'stored_bytes', b.size_bytes,
+                          'marked_at', b.marked_at)::text as facts,
+       count(*) over () as total
+  from rara.checkpoint_artifact a
+  join rara.checkpoint c on c.idempotency_key = a.idempotency_key
+  left join rara.step_run s on s.step_run_id = c.step_run_id
+  left join rara.blob b on b.sha256 = a.sha256
+ where a.size_bytes > 0 and (b.sha256 is null or b.marked_at is not null or b.size_bytes <> a.size_bytes)
+ limit $1::int;
+
+-- name: check_checkpoint_of_two_tokens
+select s.workflow_run_id::text, c.step_run_id::text,
+       jsonb_build_object('idempotency_key', c.idempotency_key, 'name', a.name, 'lease_token', a.lease_token,
+                          'sequence', a.sequence, 'checkpoint_lease_token', c.lease_token,
+                          'checkpoint_sequence', c.sequence)::text as facts,
+       count(*) over () as total
+  from rara.checkpoint_artifact a
+  join rara.checkpoint c on c.idempotency_key = a.idempotency_key
+  left join rara.step_run s on s.step_run_id = c.step_run_id
+ where (a.lease_token, a.sequence) <> (c.lease_token, c.sequence)
+ limit $1::int;
+
 -- name: check_key_of_two_steps
 -- An idempotency key goes from a step to the one that retries it, and to no other.
 select min(s.workflow_run_id::text) as workflow_run_id, min(s.step_run_id::text) as step_run_id,
@@ -903,13 +929,14 @@ select d.workflow_run_id::text, d.step_run_id::text, jsonb_build_object('deadlin
 select definition, version, body from rara.definition;
 
 -- name: check_blobs
--- A page of what manifests and runs name in the blob store, behind the digest $1.
+-- A page of what manifests, runs and checkpoints name in the blob store, behind the digest $1.
 select b.sha256, b.size_bytes
   from rara.blob b
  where b.marked_at is null
    and b.sha256 > $1::text
    and (exists (select from rara.artifact a where a.sha256 = b.sha256 and a.inline is null)
-        or exists (select from rara.run_artifact r where r.sha256 = b.sha256 and r.inline is null))
+        or exists (select from rara.run_artifact r where r.sha256 = b.sha256 and r.inline is null)
+        or exists (select from rara.checkpoint_artifact c where c.sha256 = b.sha256))
  order by b.sha256
  limit $2::int;
 

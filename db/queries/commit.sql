@@ -203,13 +203,27 @@ select * from unnest($1::text[], $2::text[], $3::bytea[], $4::uuid[], $5::int[],
     on conflict do nothing;
 
 -- name: record_checkpoints
--- The newest checkpoint per idempotency key: a later grant's, or a later one of the same grant.
-insert into rara.checkpoint as c (idempotency_key, step_run_id, attempt, lease_token, sequence, data)
-select * from unnest($1::text[], $2::uuid[], $3::int[], $4::bigint[], $5::bigint[], $6::bytea[])
-    on conflict (idempotency_key) do update
-   set step_run_id = excluded.step_run_id, attempt = excluded.attempt, lease_token = excluded.lease_token,
-       sequence = excluded.sequence, data = excluded.data, stored_at = now()
- where (excluded.lease_token, excluded.sequence) > (c.lease_token, c.sequence);
+-- The newest checkpoint per idempotency key: a later grant's, or a later one of the same grant. Its artifacts ($7 to
+-- $13, by key) replace those of the one before; the artifacts of a checkpoint that came too late go with it.
+with stored as (
+    insert into rara.checkpoint as c (idempotency_key, step_run_id, attempt, lease_token, sequence, data)
+    select * from unnest($1::text[], $2::uuid[], $3::int[], $4::bigint[], $5::bigint[], $6::bytea[])
+        on conflict (idempotency_key) do update
+       set step_run_id = excluded.step_run_id, attempt = excluded.attempt, lease_token = excluded.lease_token,
+           sequence = excluded.sequence, data = excluded.data, stored_at = now()
+     where (excluded.lease_token, excluded.sequence) > (c.lease_token, c.sequence)
+    returning c.idempotency_key, c.lease_token, c.sequence
+), replaced as (
+    delete from rara.checkpoint_artifact o
+     using stored s
+     where o.idempotency_key = s.idempotency_key
+)
+insert into rara.checkpoint_artifact (idempotency_key, lease_token, sequence, name, position, sha256, size_bytes,
+                                      media_type, type)
+select s.idempotency_key, s.lease_token, s.sequence, a.name, a.position, a.sha256, a.size_bytes, a.media_type, a.type
+  from unnest($7::text[], $8::text[], $9::int[], $10::text[], $11::bigint[], $12::text[], $13::text[])
+       a(idempotency_key, name, position, sha256, size_bytes, media_type, type)
+  join stored s on s.idempotency_key = a.idempotency_key;
 
 -- name: record_artifacts
 -- The manifests of attempts that end in this transaction.

@@ -70,7 +70,16 @@ select workflow_run_id::text, name, sha256, size_bytes, media_type, type, inline
  where workflow_run_id = any($1::uuid[]);
 
 -- name: carried_checkpoints
-select idempotency_key, data from rara.checkpoint where idempotency_key = any($1::text[]);
+select c.idempotency_key, c.data,
+       exists (select from rara.checkpoint_artifact a where a.idempotency_key = c.idempotency_key) as has_artifacts
+  from rara.checkpoint c
+ where c.idempotency_key = any($1::text[]);
+
+-- name: carried_checkpoint_artifacts
+select a.idempotency_key, a.name, a.sha256, a.size_bytes, a.media_type, a.type
+  from rara.checkpoint_artifact a
+ where a.idempotency_key = any($1::text[])
+ order by a.idempotency_key, a.position;
 
 -- name: carried_effects
 select idempotency_key, name, result from rara.effect where idempotency_key = any($1::text[]) order by recorded_at;

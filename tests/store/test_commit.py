@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 import pytest_asyncio
-from rara_scheduler.domain.attempt import EventType, Guard, Report
+from rara_scheduler.domain.attempt import Checkpoint, EventType, Guard, Report
 from support.store_world import (
     LEASE_S,
     StoreWorld,
@@ -20,6 +20,7 @@ from support.store_world import (
     reports,
     running,
     store_world,
+    stored_artifact,
     succeeded,
 )
 
@@ -420,8 +421,52 @@ async def test_checkpoint_and_effects_reach_the_next_attempt(world: StoreWorld) 
     again = await world.lease_one()
     spec = (await world.definitions.spec("one", 1)).steps["a"]
     materials = await world.leases.materials([(again, spec)])
-    assert materials.checkpoints == {again.idempotency_key: b'{"at":2}'}
+    assert materials.checkpoints == {again.idempotency_key: Checkpoint(b'{"at":2}')}
     assert materials.effects == {again.idempotency_key: [("paid", b'"42"')]}
+
+
+async def test_a_checkpoint_is_stored_once_its_blobs_are_there(world: StoreWorld) -> None:
+    await world.define("one", {"a": {}})
+    await world.start("one")
+    grant = await world.lease_one()
+    weights = stored_artifact("weights", b"x" * 100)
+    saved = progress(3, b'{"epoch":1}', [weights])
+    await world.report(grant, accepted(), running())
+    (refusal,) = (await world.report(grant, saved)).decisions[grant.lease_token].refused
+    assert (refusal.sequence, refusal.code, refusal.digests) == (3, "BLOBS_MISSING", ((weights.sha256, 100),))
+    assert await world.raw.fetchval("select count(*) from rara.checkpoint") == 0
+    await world.put_blobs(weights)
+    assert (await world.report(grant, saved)).decisions[grant.lease_token].refused == []
+    await world.report(grant, failed(4))
+    await world.make_due()
+    again = await world.lease_one()
+    assert await world.checkpoint(again) == Checkpoint(b'{"epoch":1}', (weights,))
+
+
+async def test_a_newer_checkpoint_replaces_the_artifacts_and_an_older_one_changes_nothing(
+    world: StoreWorld,
+) -> None:
+    await world.define("one", {"a": {}})
+    await world.start("one")
+    first = await world.lease_one()
+    one, two, three = (stored_artifact("weights", data) for data in (b"1", b"22", b"333"))
+    other = stored_artifact("log", b"what was said")
+    await world.put_blobs(one, two, three, other)
+    await world.report(
+        first, accepted(), running(), progress(3, b"1", [one, other]), progress(6, b"3", [two])
+    )
+    await world.report(first, progress(5, b"2", [three, other]))  # it was under way for longer
+    assert await world.checkpoint(first) == Checkpoint(b"3", (two,))
+    await world.report(first, failed(7))
+    await world.make_due()
+    second = await world.lease_one()
+    assert await world.checkpoint(second) == Checkpoint(b"3", (two,))
+    await world.report(second, accepted(), running(), progress(3, b"4", [three]))
+    await world.report(first, progress(8, b"9", [one]))  # superseded: refused, and nothing changes
+    assert await world.checkpoint(second) == Checkpoint(b"4", (three,))
+    await world.report(second, progress(4, b"5"))  # goes on without artifacts
+    assert await world.checkpoint(second) == Checkpoint(b"5")
+    assert await world.raw.fetchval("select count(*) from rara.checkpoint_artifact") == 0
 
 
 async def test_data_that_the_database_refuses_fails_its_own_job_alone(world: StoreWorld) -> None:

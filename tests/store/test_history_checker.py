@@ -348,7 +348,7 @@ PLANTS = (
         "done.a",
         "delete from rara.artifact where step_run_id = '{retried.a}' and name = 'big'",
         "delete from rara.lineage where step_run_id = '{retried.a}' and name = 'big'",
-        "delete from rara.blob",
+        "delete from rara.blob b using rara.artifact a where a.sha256 = b.sha256",
     ),
     plant(
         "manifest_without_blob",
@@ -357,13 +357,13 @@ PLANTS = (
         " where step_run_id = '{retried.a}' and name = 'big'",
         "update rara.lineage set sha256 = encode(sha256(''), 'hex'), size_bytes = 0"
         " where step_run_id = '{retried.a}' and name = 'big'",
-        "update rara.blob set marked_at = now()",
+        "update rara.blob b set marked_at = now() from rara.artifact a where a.sha256 = b.sha256",
     ),
     plant(
         "manifest_without_blob",
         "fresh",
         "insert into rara.run_artifact (workflow_run_id, name, sha256, size_bytes, media_type, type)"
-        " select '{fresh}', 'given', sha256, size_bytes + 1, '', '' from rara.blob",
+        " select '{fresh}', 'given', sha256, size_bytes + 1, '', '' from rara.artifact where inline is null limit 1",
     ),
     plant(
         "inline_mismatch",
@@ -379,7 +379,7 @@ PLANTS = (
         "lineage_without_artifact",
         "done.b",
         "insert into rara.lineage (sha256, size_bytes, step_run_id, workflow_run_id, attempt, produced, declared, name)"
-        " select sha256, size_bytes, '{done.b}', '{done}', 1, true, true, 'ghost' from rara.blob",
+        " select sha256, size_bytes, '{done.b}', '{done}', 1, true, true, 'ghost' from rara.artifact where inline is null limit 1",
     ),
     plant(
         "lineage_without_artifact",
@@ -404,6 +404,23 @@ PLANTS = (
         "checkpoint_of_unknown_token",
         "open.running",
         "update rara.checkpoint set lease_token = {spare} where step_run_id = '{open.running}'",
+        also=("checkpoint_of_two_tokens",),
+    ),
+    plant(
+        "checkpoint_without_blob",
+        "open.running",
+        "delete from rara.blob b using rara.checkpoint_artifact a where a.sha256 = b.sha256",
+    ),
+    plant(
+        "checkpoint_without_blob",
+        "open.running",
+        "update rara.blob b set size_bytes = b.size_bytes + 1 from rara.checkpoint_artifact a"
+        " where a.sha256 = b.sha256",
+    ),
+    plant(
+        "checkpoint_of_two_tokens",
+        "open.running",
+        "update rara.checkpoint_artifact set sequence = sequence - 1",
     ),
     plant(
         "key_of_two_steps",

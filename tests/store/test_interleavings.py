@@ -107,7 +107,8 @@ class Interleavings(RuleBasedStateMachine):
         await self.raw.execute(
             "truncate rara.workflow_run, rara.start_key, rara.run_artifact, rara.step_run, rara.reused_step,"
             " rara.step_dependency, rara.ready, rara.waiting, rara.lease, rara.result, rara.step_attempt,"
-            " rara.step_event, rara.effect, rara.checkpoint, rara.artifact, rara.lineage"
+            " rara.step_event, rara.effect, rara.checkpoint, rara.checkpoint_artifact,"
+            " rara.artifact, rara.lineage"
         )
         for name in ("diamond", "trio"):
             self.runs.append(await self.worlds[0].start(name))

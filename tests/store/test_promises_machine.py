@@ -69,7 +69,8 @@ class Promises(RuleBasedStateMachine):
         await self.world.raw.execute(
             "truncate rara.workflow_run, rara.start_key, rara.run_artifact, rara.step_run, rara.reused_step,"
             " rara.step_dependency, rara.ready, rara.waiting, rara.lease, rara.result, rara.step_attempt,"
-            " rara.step_event, rara.effect, rara.checkpoint, rara.artifact, rara.lineage"
+            " rara.step_event, rara.effect, rara.checkpoint, rara.checkpoint_artifact,"
+            " rara.artifact, rara.lineage"
         )
 
     def report(self, told: Told, *items: Item) -> BatchResult:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from rara.v1 import job_pb2
-from rara_scheduler.domain.attempt import ArtifactFacts, EventType, Outcome, Report
+from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint, EventType, Outcome, Report
 from rara_scheduler.domain.errors import Code, Fault, StepError
 from rara_scheduler.domain.run import RunState
 from rara_scheduler.domain.start_command import RunArtifact
@@ -94,7 +94,8 @@ def progress_event(sequence: int, message: str, checkpoint: bytes = b"") -> Repo
     event.progress.message = message
     if checkpoint:
         event.progress.checkpoint.data = checkpoint
-    return Report(sequence, EventType.PROGRESS, event.SerializeToString(), checkpoint=checkpoint or None)
+    kept = Checkpoint(checkpoint) if checkpoint else None
+    return Report(sequence, EventType.PROGRESS, event.SerializeToString(), checkpoint=kept)
 
 
 async def refused(code: Code, awaitable: Any) -> None:

@@ -19,6 +19,7 @@ from support.store_world import (
     progress,
     reports,
     running,
+    stored_artifact,
     succeeded,
 )
 
@@ -139,7 +140,9 @@ async def _open(history: MixedHistory) -> None:
     leases = await history.start("open", "wide")
     await history.do(leases["done"], succeeded(3))
     await history.do(leases["failed"], failed(3, retryable=False))
-    await history.do(leases["running"], progress(3, b'{"at":3}'))
+    weights = stored_artifact("weights", b"what a handler had in memory")
+    await world.put_blobs(weights)
+    await history.do(leases["running"], progress(3, b'{"at":3}', [weights]))
     await history.do(leases["waiting"], failed(3))
     leases = {"given back": leases["ready"]} | await history.start("cancelling", "pair")
     await history.do(leases["a"])

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from rara.v1 import workflow_pb2
 from rara_scheduler.domain.attempt import (
     ArtifactFacts,
     AttemptEnding,
+    Checkpoint,
     EventType,
     Guard,
     Item,
@@ -52,8 +53,11 @@ def running(sequence: int = 2) -> Report:
     return Report(sequence, EventType.RUNNING, b"r")
 
 
-def progress(sequence: int, checkpoint: bytes | None = None) -> Report:
-    return Report(sequence, EventType.PROGRESS, b"p", checkpoint=checkpoint)
+def progress(
+    sequence: int, checkpoint: bytes | None = None, artifacts: Sequence[ArtifactFacts] = ()
+) -> Report:
+    kept = None if checkpoint is None else Checkpoint(checkpoint, tuple(artifacts))
+    return Report(sequence, EventType.PROGRESS, b"p", checkpoint=kept)
 
 
 def succeeded(sequence: int, output: bytes | None = b"{}", artifacts: Sequence[ArtifactFacts] = ()) -> Report:
@@ -76,6 +80,10 @@ def inline_artifact(name: str, data: bytes) -> ArtifactFacts:
     return ArtifactFacts(
         name, hashlib.sha256(data).hexdigest(), len(data), "application/octet-stream", "blob", inline=data
     )
+
+
+def stored_artifact(name: str, data: bytes) -> ArtifactFacts:
+    return replace(inline_artifact(name, data), inline=None)
 
 
 @dataclass
@@ -119,6 +127,20 @@ class StoreWorld:
         return await self.leases.grant(
             [(route_id, most, BEFORE_ALL) for route_id in routes], [executor_id or new_id()] * most
         )
+
+    async def put_blobs(self, *blobs: ArtifactFacts) -> None:
+        """Have the store know them."""
+        await self.raw.executemany(
+            "insert into rara.blob (sha256, size_bytes) values ($1, $2)",
+            [(blob.sha256, blob.size_bytes) for blob in blobs],
+        )
+
+    async def checkpoint(self, grant: Grant) -> Checkpoint | None:
+        """What the next attempt would be given."""
+        definition = await self.definitions.spec(grant.definition, grant.definition_version)
+        later = replace(grant, attempt=grant.attempt + 1)
+        materials = await self.leases.materials([(later, definition.steps[grant.step_name])])
+        return materials.checkpoints.get(grant.idempotency_key)
 
     async def lease_one(self) -> Grant:
         grants = await self.lease(1)

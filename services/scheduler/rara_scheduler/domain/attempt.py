@@ -42,6 +42,14 @@ class ArtifactFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a later attempt goes on from. artifacts: blobs that it needs."""
+
+    data: bytes
+    artifacts: tuple[ArtifactFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a `succeeded` event brings. consumed: (sha256, size_bytes) of what was really read."""
 
@@ -61,8 +69,14 @@ class Report:
     error: StepError | None = None  # failed
     partial: tuple[ArtifactFacts, ...] = ()  # failed: artifacts kept with the attempt
     reason: str = ""  # cancelled
-    checkpoint: bytes | None = None  # progress, cancelled
+    checkpoint: Checkpoint | None = None  # progress, cancelled
     effect: tuple[str, bytes] | None = None  # effect
+
+    @property
+    def artifacts(self) -> tuple[ArtifactFacts, ...]:
+        """All that the event names."""
+        kept = self.checkpoint.artifacts if self.checkpoint else ()
+        return kept + (self.outcome.artifacts if self.outcome else self.partial)
 
 
 class Guard(StrEnum):
@@ -256,15 +270,14 @@ def _refuse(report: Report, last_sequence: int, blobs: Mapping[str, int]) -> Ref
             Code.FIELD_INVALID,
             f"sequence: {report.sequence} is more than {MAX_JUMP} beyond {last_sequence}, the newest that is stored",
         )
-    artifacts = report.outcome.artifacts if report.outcome else report.partial
-    if not artifacts:
+    if not report.artifacts:
         return None
-    missing, mismatched = missing_blobs(artifacts, blobs)
+    missing, mismatched = missing_blobs(report.artifacts, blobs)
     if mismatched:
         return Refusal(
             report.sequence,
             Code.ARTIFACT_MISMATCH,
-            "stored with another size than the manifest names",
+            "stored with another size than is named",
             mismatched,
         )
     if missing:

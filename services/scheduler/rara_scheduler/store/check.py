@@ -146,6 +146,8 @@ RULES: tuple[Rule, ...] = (
     Rule("effect_twice", "an effect is recorded once for its key and name"),
     Rule("effect_of_unknown_token", "an effect was recorded under a token and key of its step"),
     Rule("checkpoint_of_unknown_token", "a checkpoint was stored under a token and key of its step"),
+    Rule("checkpoint_without_blob", "every blob that a checkpoint needs is stored with its size"),
+    Rule("checkpoint_of_two_tokens", "a checkpoint's artifacts came in the event that brought it"),
     Rule("key_of_two_steps", "an idempotency key belongs to one step and its retries"),
     # Recovery.
     Rule("lease_not_reclaimed", "a lease that has expired is reclaimed", Needs.OVERDUE),

@@ -353,7 +353,7 @@ class CommitStore:
             artifact.sha256
             for item in items
             if isinstance(item, Report)
-            for artifact in (item.outcome.artifacts if item.outcome else item.partial)
+            for artifact in item.artifacts
             if artifact.inline is None
         }
         if not wanted:
@@ -372,20 +372,7 @@ class CommitStore:
         ]
         if effects:
             await connection.execute(query("record_effects"), *_transposed(effects))
-        checkpoints = {}
-        for d in changed:
-            for r in sorted(d.stored, key=lambda report: report.sequence):  # by number, not by arrival
-                if r.checkpoint is not None:
-                    checkpoints[d.lease.idempotency_key] = (
-                        d.lease.idempotency_key,
-                        d.lease.step_run_id,
-                        d.lease.attempt,
-                        d.lease.lease_token,
-                        r.sequence,
-                        r.checkpoint,
-                    )
-        if checkpoints:
-            await connection.execute(query("record_checkpoints"), *_transposed(sorted(checkpoints.values())))
+        await _record_checkpoints(connection, changed)
         await self._record_artifacts(connection, changed, specs)
 
     async def _record_artifacts(
@@ -505,6 +492,27 @@ async def _lineage(
             if sha256 not in digests
         )
     return edges
+
+
+async def _record_checkpoints(connection: Connection, changed: Sequence[Decision]) -> None:
+    newest: dict[str, tuple[Decision, Report]] = {}
+    for d in changed:
+        for r in sorted(d.stored, key=lambda report: report.sequence):  # by number, not by arrival
+            if r.checkpoint is not None:
+                newest[d.lease.idempotency_key] = d, r
+    if not newest:
+        return
+    rows = []
+    artifacts = []
+    for key, (d, r) in sorted(newest.items()):
+        assert r.checkpoint is not None  # noqa: S101 - chosen so above
+        lease = d.lease
+        rows.append((key, lease.step_run_id, lease.attempt, lease.lease_token, r.sequence, r.checkpoint.data))
+        artifacts += [
+            (key, a.name, position, a.sha256, a.size_bytes, a.media_type, a.type)
+            for position, a in enumerate(r.checkpoint.artifacts)
+        ]
+    await connection.execute(query("record_checkpoints"), *_transposed(rows), *_padded(artifacts, 7))
 
 
 def _transposed(rows: Sequence[tuple[object, ...]]) -> list[list[object]]:

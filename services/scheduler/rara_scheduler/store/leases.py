@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from rara_scheduler.domain.attempt import ArtifactFacts
+from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint
 from rara_scheduler.domain.definition import StepSpec
-from rara_scheduler.store.database import Database, Lane
+from rara_scheduler.store.database import Connection, Database, Lane
 from rara_scheduler.store.inputs import ArtifactNotThere, load_input_artifacts
 from rara_scheduler.store.queries import query
 
@@ -47,8 +47,21 @@ class Materials:
     )  # of the steps before, by step name
     artifacts: Mapping[str, tuple[ArtifactFacts, ...]] = field(default_factory=dict)
     missing: dict[str, ArtifactNotThere] = field(default_factory=dict)
-    checkpoints: dict[str, bytes] = field(default_factory=dict)
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)
     effects: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
+
+
+async def _load_checkpoints(connection: Connection, keys: Sequence[str], materials: Materials) -> None:
+    rows = await connection.fetch(query("carried_checkpoints"), keys)
+    artifacts: dict[str, list[ArtifactFacts]] = {}
+    with_artifacts = [row["idempotency_key"] for row in rows if row["has_artifacts"]]
+    if with_artifacts:
+        for row in await connection.fetch(query("carried_checkpoint_artifacts"), with_artifacts):
+            facts = {name: value for name, value in row.items() if name != "idempotency_key"}
+            artifacts.setdefault(row["idempotency_key"], []).append(ArtifactFacts(**facts))
+    for row in rows:
+        key = row["idempotency_key"]
+        materials.checkpoints[key] = Checkpoint(row["data"], tuple(artifacts.get(key, ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +143,7 @@ class LeaseStore:
             if bound:
                 materials.artifacts = await load_input_artifacts(connection, bound, materials.missing)
             if carrying:
-                for row in await connection.fetch(query("carried_checkpoints"), carrying):
-                    materials.checkpoints[row["idempotency_key"]] = row["data"]
+                await _load_checkpoints(connection, carrying, materials)
                 for row in await connection.fetch(query("carried_effects"), carrying):
                     materials.effects.setdefault(row["idempotency_key"], []).append(
                         (row["name"], row["result"])

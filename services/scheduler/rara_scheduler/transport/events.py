@@ -2,13 +2,13 @@
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 from rara.v1 import common_pb2, job_pb2
 
-from rara_scheduler.domain.attempt import ArtifactFacts, EventType, Outcome, Refusal, Report
+from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint, EventType, Outcome, Refusal, Report
 from rara_scheduler.domain.errors import Code, Fault, StepError
 from rara_scheduler.domain.payload import check_payload, clean_text
 from rara_scheduler.domain.secrets import redact_json, redact_text
@@ -21,6 +21,7 @@ _REASON_BYTES = 128
 KEPT_BYTES = 4 * 1024  # larger payloads are left out of history; they live in result, checkpoint and artifact
 MAX_RETRY_AFTER_S = 31 * 86_400.0
 _MAX_ARTIFACTS = 1000
+_MAX_CHECKPOINT_ARTIFACTS = 64
 _MAX_METRICS = 256
 
 _CODE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
@@ -66,7 +67,6 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
             return Report(sequence, EventType.RUNNING, event.SerializeToString())
         case "progress":
             checkpoint = _tidy_progress(event.progress, limits)
-            _lean(event.progress.checkpoint)
             return Report(sequence, EventType.PROGRESS, event.SerializeToString(), checkpoint=checkpoint)
         case "effect":
             name = event.effect.name
@@ -89,10 +89,7 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
             return Report(sequence, EventType.FAILED, event.SerializeToString(), error=error, partial=partial)
         case "cancelled":
             stopped = event.cancelled
-            kept = None
-            if stopped.HasField("checkpoint"):
-                kept = _checked(stopped.checkpoint, "cancelled.checkpoint", limits)
-                _lean(stopped.checkpoint)
+            kept = _read_checkpoint(stopped, "cancelled", limits)
             reason = stopped.reason = clean_text(stopped.reason, _REASON_BYTES)
             return Report(
                 sequence, EventType.CANCELLED, event.SerializeToString(), reason=reason, checkpoint=kept
@@ -118,7 +115,7 @@ def _lean_manifest(manifest: common_pb2.ArtifactManifest) -> None:
         _lean(artifact.metadata)
 
 
-def _tidy_progress(progress: job_pb2.JobProgress, limits: PayloadLimits) -> bytes | None:
+def _tidy_progress(progress: job_pb2.JobProgress, limits: PayloadLimits) -> Checkpoint | None:
     if progress.message:
         progress.message = clean_text(redact_text(progress.message), PROGRESS_BYTES)
     if progress.HasField("fraction"):
@@ -129,9 +126,26 @@ def _tidy_progress(progress: job_pb2.JobProgress, limits: PayloadLimits) -> byte
             progress.fraction = min(1.0, max(0.0, fraction))
     if len(progress.metrics) > _MAX_METRICS:
         raise Fault(Code.FIELD_INVALID, f"progress.metrics: at most {_MAX_METRICS}")
-    if not progress.HasField("checkpoint"):
+    return _read_checkpoint(progress, "progress", limits)
+
+
+def _read_checkpoint(
+    event: job_pb2.JobProgress | job_pb2.JobCancelled, path: str, limits: PayloadLimits
+) -> Checkpoint | None:
+    if not event.HasField("checkpoint"):
+        event.ClearField("checkpoint_artifacts")
         return None
-    return _checked(progress.checkpoint, "progress.checkpoint", limits)
+    data = _checked(event.checkpoint, f"{path}.checkpoint", limits)
+    path = f"{path}.checkpoint_artifacts"
+    for index, artifact in enumerate(event.checkpoint_artifacts):
+        if artifact.inline:
+            # The next attempt's request has room for names, not for bytes.
+            raise Fault(Code.FIELD_INVALID, f"{path}[{index}].inline: upload the bytes")
+        artifact.ClearField("metadata")
+        artifact.ClearField("derived_from")
+    artifacts = _read_artifacts(event.checkpoint_artifacts, path, _MAX_CHECKPOINT_ARTIFACTS, limits)
+    _lean(event.checkpoint)
+    return Checkpoint(data, artifacts)
 
 
 def _read_outcome(result: job_pb2.JobResult, limits: PayloadLimits) -> Outcome:
@@ -156,14 +170,19 @@ def _digest(digest: common_pb2.Digest, path: str) -> tuple[str, int]:
 
 
 def _read_manifest(manifest: common_pb2.ArtifactManifest, limits: PayloadLimits) -> tuple[ArtifactFacts, ...]:
-    if len(manifest.artifacts) > _MAX_ARTIFACTS:
-        raise Fault(Code.FIELD_INVALID, f"manifest.artifacts: at most {_MAX_ARTIFACTS}")
+    return _read_artifacts(manifest.artifacts, "manifest.artifacts", _MAX_ARTIFACTS, limits)
+
+
+def _read_artifacts(
+    given: Sequence[common_pb2.Artifact], path: str, most: int, limits: PayloadLimits
+) -> tuple[ArtifactFacts, ...]:
+    if len(given) > most:
+        raise Fault(Code.FIELD_INVALID, f"{path}: at most {most}")
     artifacts: dict[str, ArtifactFacts] = {}
-    for index, artifact in enumerate(manifest.artifacts):
-        path = f"manifest.artifacts[{index}]"
-        facts = _read_artifact(artifact, path, limits)
+    for index, artifact in enumerate(given):
+        facts = _read_artifact(artifact, f"{path}[{index}]", limits)
         if facts.name in artifacts:
-            raise Fault(Code.FIELD_INVALID, f"{path}.name: {facts.name} is there twice")
+            raise Fault(Code.FIELD_INVALID, f"{path}[{index}].name: {facts.name} is there twice")
         artifacts[facts.name] = facts
     return tuple(artifacts.values())
 

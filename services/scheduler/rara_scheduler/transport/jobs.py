@@ -98,8 +98,10 @@ def build_job(
     for name, result in materials.effects.get(grant.idempotency_key, [])[:_MAX_EFFECTS]:
         job.effects.add(name=name, result=common_pb2.Payload(data=result))
     checkpoint = materials.checkpoints.get(grant.idempotency_key)
-    if checkpoint is not None and len(checkpoint) > max_payload_bytes:
-        raise UnfitJob(_too_large("checkpoint", len(checkpoint), max_payload_bytes))
+    if checkpoint is not None:
+        if len(checkpoint.data) > max_payload_bytes:
+            raise UnfitJob(_too_large("checkpoint", len(checkpoint.data), max_payload_bytes))
+        job.checkpoint_artifacts.extend(artifact_message(a) for a in checkpoint.artifacts)
     extras = job.ByteSize() - len(data or b"")
     if extras > _EXTRAS_BYTES:
         raise UnfitJob(
@@ -110,7 +112,7 @@ def build_job(
             )
         )
     if checkpoint is not None:
-        job.checkpoint.data = checkpoint
+        job.checkpoint.data = checkpoint.data
     return job
 
 
