@@ -68,3 +68,55 @@ select upload_id::text as upload_id
  where expires_at <= now()
  order by expires_at
  limit $1;
+
+-- name: resumable_uploads
+-- Up to $4 open uploads of SHA-256 $1 and size $2 that step $3 (null: a client) may go on with, newest first.
+select upload_id::text as upload_id
+  from rara.upload
+ where sha256 = $1 and size_bytes = $2
+   and step_run_id is not distinct from $3::uuid
+   and expires_at > now()
+ order by created_at desc, upload_id
+ limit $4;
+
+-- name: adopt_upload
+-- From now on upload $1 belongs to lease $3 of step $2, and no more to an earlier one; null for a client's.
+update rara.upload u
+   set lease_token = $3::bigint,
+       expires_at = greatest(u.expires_at, now() + make_interval(secs => $4::float8))
+ where u.upload_id = $1
+   and u.step_run_id is not distinct from $2::uuid
+   and u.expires_at > now()
+   and ($2::uuid is null
+        or exists (
+            select
+              from rara.lease l
+             where l.step_run_id = $2 and l.lease_token = $3
+        ))
+returning u.expires_at;
+
+-- name: lease_load
+-- Uploads of lease token $1 whose blob does not count yet, and the bytes that all of its uploads have named. Those of
+-- finished ones are kept for ten minutes, so this stops what grows fast; the manifest's own limit is exact.
+select count(*) filter (where b.sha256 is null) as open_uploads,
+       coalesce(sum(u.size_bytes), 0)::bigint as named_bytes
+  from rara.upload u
+  left join rara.blob b on b.sha256 = u.sha256 and b.size_bytes = u.size_bytes and b.marked_at is null
+ where u.lease_token = $1;
+
+-- name: store_load
+-- Open uploads, and the bytes of all blobs and of what is being uploaded. Blobs marked for deletion still take room.
+with begun as (
+    select u.size_bytes
+      from rara.upload u
+     where u.expires_at > now()
+       and not exists (
+            select
+              from rara.blob b
+             where b.sha256 = u.sha256 and b.size_bytes = u.size_bytes and b.marked_at is null
+        )
+)
+select count(*) as open_uploads,
+       (coalesce(sum(size_bytes), 0)
+        + (select coalesce(sum(b.size_bytes), 0) from rara.blob b))::bigint as used_bytes
+  from begun;

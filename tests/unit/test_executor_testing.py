@@ -92,7 +92,7 @@ async def test_a_name_is_used_once_and_free_again_when_its_put_failed() -> None:
         with pytest.raises(FileNotFoundError):
             await job.artifacts.put_file("a", "/no/such/file")
         await job.artifacts.put_bytes("a", b"1")
-        with pytest.raises(ValueError, match="'a' is empty or was used before"):
+        with pytest.raises(ValueError, match="a was used before"):
             await job.artifacts.put_bytes("a", b"2")
         with pytest.raises(JobFailure, match="metadata of artifact b at /x"):
             await job.artifacts.put_bytes("b", b"2", metadata={"x": {1}})

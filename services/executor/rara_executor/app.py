@@ -82,8 +82,11 @@ class Executor:
             options = [*CHANNEL_OPTIONS, *BLOB_KEEPALIVE]
             async with grpc.aio.insecure_channel(settings.scheduler, options=options) as blob_channel:
                 with _one_error():
-                    await self._run(scratch, warden, BlobClient(blob_channel))
+                    await self._run(scratch, warden, self._blob_client(blob_channel))
         log.info("executor.stopped")
+
+    def _blob_client(self, channel: grpc.aio.Channel) -> BlobClient:
+        return BlobClient(channel, patience_s=self._settings.executor_transfer_patience_s)
 
     async def _run(self, scratch: ScratchFolder, warden: Warden, blobs: BlobClient) -> None:
         settings = self._settings

@@ -8,6 +8,7 @@ from rara.v1 import common_pb2, job_pb2
 
 from rara_executor.blob_cache import BlobCache
 from rara_executor.blob_client import BlobClient
+from rara_executor.artifact_rules import MAX_MANIFEST_BYTES
 from rara_executor.codes import Code
 from rara_executor.errors import JobFailure
 from rara_executor.runner_protocol import PutArtifact
@@ -57,6 +58,7 @@ class JobArtifacts:
         return target
 
     async def put(self, message: PutArtifact) -> None:
+        self._manifest_bytes = 0
         """Store an output and list it. Raises JobFailure."""
         path = Path(message.path)
         if not path.is_relative_to(self._scratch):
@@ -106,3 +108,10 @@ def _write_inline(artifact: common_pb2.Artifact, target: Path) -> None:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(artifact.inline)
+        self._manifest_bytes += artifact.ByteSize()
+        if self._manifest_bytes > MAX_MANIFEST_BYTES:
+            raise JobFailure(
+                Code.ARTIFACT_TOO_LARGE,
+                f"the manifest has {self._manifest_bytes} bytes, and {MAX_MANIFEST_BYTES} are its limit: "
+                "use fewer artifacts, or less metadata",
+            )

@@ -108,7 +108,7 @@ class BlobCache:
                 files.append((stat.st_atime_ns, stat.st_size, path))
         total = sum(size for _, size, _ in files) + size_bytes
         for _, size, path in sorted(files):
-            if total <= self._limit_bytes:
+            if total <= self._limit_bytes and shutil.disk_usage(self._folder).free >= size_bytes:
                 return
             path.unlink(missing_ok=True)
             self._verified.pop(path.name, None)

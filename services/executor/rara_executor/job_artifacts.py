@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rara_executor import text
+from rara_executor import artifact_rules
 from rara_executor.artifact_files import (
     Derivation,
     InputArtifact,
@@ -34,15 +34,32 @@ class ArtifactsView:
         return sorted(info.name for info in self._start.inputs)
 
     def _input(self, name: str) -> InputArtifact:
-        for info in self._start.inputs:
-            if info.name == name:
-                return InputArtifact.unopened(info)
-        known = ", ".join(sorted(info.name for info in self._start.inputs)) or "none"
-        raise JobFailure(Code.ARTIFACT_MISSING, f"no input artifact {name!r}; there are: {known}")
+        return _named(self._start.inputs, name, "input")
 
-    def _target(self, name: str) -> Path:
-        if not name or name in self._put:
-            raise ValueError(f"artifact name {name!r} is empty or was used before")
+    def _of_checkpoint(self, name: str) -> InputArtifact:
+        return _named(self._start.checkpoint_artifacts, name, "checkpoint")
+
+    def _carried(self, source: Keepable) -> str | None:
+        """The digest of what the checkpoint before named, and is stored already; None for all else."""
+        if not isinstance(source, InputArtifact):
+            return None
+        known = {info.sha256 for info in self._start.checkpoint_artifacts}
+        return source.digest if source.digest in known else None
+
+    def _keep_message(self, name: str, file: OutputFile, request: int) -> PutArtifact:
+        message = self._message(
+            file, name, request, "application/octet-stream", "checkpoint", None, derived_from=()
+        )
+        return replace(message, for_checkpoint=True)
+
+    def _target(self, name: str, type_: str, media_type: str) -> Path:
+        artifact_rules.check(name, type_, media_type)
+        if name in self._put:
+            raise artifact_rules.ArtifactInvalid(f"artifact name {name} was used before")
+        if len(self._put) >= artifact_rules.MAX_ARTIFACTS:
+            raise JobFailure(
+                Code.ARTIFACT_TOO_LARGE, f"a manifest has at most {artifact_rules.MAX_ARTIFACTS} artifacts"
+            )
         self._put[name] = OutputArtifact(name, "", 0)  # taken, also while another put is under way
         scratch = Path(self._start.scratch)
         scratch.mkdir(parents=True, exist_ok=True)
@@ -62,12 +79,12 @@ class ArtifactsView:
         return PutArtifact(
             lease_token=self._start.lease_token,
             request=request,
-            name=text.valid(name),
+            name=name,
             path=str(file.path),
             sha256=file.sha256,
             size_bytes=file.size_bytes,
-            media_type=text.valid(media_type),
-            type=text.valid(type_),
+            media_type=media_type,
+            type=type_,
             metadata=check_metadata(name, metadata),
             derived_from=[self._source(source) for source in derived_from],
         )
@@ -109,7 +126,7 @@ class Artifacts(ArtifactsView):
         derived_from: Sequence[Derivation] = (),
     ) -> OutputArtifact:
         """Store a copy of the file as an output. derived_from: which inputs it was made from; empty: all."""
-        target = self._target(name)
+        target = self._target(name, type, media_type)
         return await self._keep(
             name, lambda: keep_file(Path(path), target), media_type, type, metadata, derived_from
         )
@@ -124,7 +141,7 @@ class Artifacts(ArtifactsView):
         derived_from: Sequence[Derivation] = (),
     ) -> OutputArtifact:
         """Store bytes as an output."""
-        target = self._target(name)
+        target = self._target(name, type, media_type)
         return await self._keep(
             name, lambda: keep_bytes(data, target), media_type, type, metadata, derived_from
         )
@@ -176,7 +193,7 @@ class BlockingArtifacts(ArtifactsView):
         derived_from: Sequence[Derivation] = (),
     ) -> OutputArtifact:
         """Store a copy of the file as an output. derived_from: which inputs it was made from; empty: all."""
-        target = self._target(name)
+        target = self._target(name, type, media_type)
         return self._keep(
             name, lambda: keep_file(Path(path), target), media_type, type, metadata, derived_from
         )
@@ -191,7 +208,7 @@ class BlockingArtifacts(ArtifactsView):
         derived_from: Sequence[Derivation] = (),
     ) -> OutputArtifact:
         """Store bytes as an output."""
-        target = self._target(name)
+        target = self._target(name, type, media_type)
         return self._keep(name, lambda: keep_bytes(data, target), media_type, type, metadata, derived_from)
 
     def _keep(

@@ -59,6 +59,8 @@ class Settings(BaseSettings):
     """Size to which the cache is kept; what running jobs use is not counted."""
     executor_transfers: int = Field(default=4, ge=1)
     """Artifacts moved at once."""
+    executor_transfer_patience_s: float = Field(default=300.0, ge=0)
+    """How long a transfer may move nothing, as while the scheduler is away or a disk is full, before it is given up."""
     executor_ready_file: Path | None = None
     """A file that is there, and touched every second, while jobs can come; for health checks."""
     executor_secrets_dir: Path = Path("/run/secrets")

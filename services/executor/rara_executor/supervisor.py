@@ -368,7 +368,13 @@ class Supervisor:
         try:
             await job.artifacts.upload_again(list(refusal.digests))
         except JobFailure as error:
-            self._fail_in_place(job, refusal.sequence, error.code, error.message)
+            if error.code == Code.LEASE_LOST:
+                self.lose(job.token)
+            else:
+                self._fail_in_place(job, refusal.sequence, error.code, error.message)
+        except OSError as error:  # its scratch folder has gone, or cannot be read
+            problem = f"{type(error).__name__}: {error}"
+            self._fail_in_place(job, refusal.sequence, Code.DEPENDENCY_UNAVAILABLE, problem)
         else:
             self._outbox.resend(job.token, refusal.sequence)
         self.after_change()

@@ -20,6 +20,7 @@ from rara.v1 import (
     workflow_pb2_grpc,
 )
 
+from rara_scheduler.blobs.admission import UploadLimits
 from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.open import open_blob_store
 from rara_scheduler.blobs.transfers import BlobTransfers, TransferLimits
@@ -192,6 +193,7 @@ class Scheduler:
         self._dispatch_servicer = DispatchServicer(
             scheduler_id=self._scheduler_id,
             terms=terms,
+            max_attempt_bytes=s.max_attempt_bytes,
             store=session_store,
             sessions=self._sessions,
             routes=routes,
@@ -228,7 +230,17 @@ class Scheduler:
         transfers = BlobTransfers(
             self._blobs,
             blob_rows,
-            TransferLimits(max_blob_bytes=s.max_blob_bytes, upload_expires_s=s.upload_expires_s),
+            TransferLimits(
+                uploads=UploadLimits(
+                    max_blob_bytes=s.max_blob_bytes,
+                    max_attempt_bytes=s.max_attempt_bytes,
+                    max_lease_uploads=s.max_lease_uploads,
+                    max_open_uploads=s.max_open_uploads,
+                    quota_bytes=s.blob_store_quota_bytes,
+                ),
+                upload_expires_s=s.upload_expires_s,
+                max_transfers=s.max_transfers,
+            ),
             checks=blob_checks,
         )
         self._artifact_servicer = ArtifactServicer(transfers)

@@ -69,9 +69,19 @@ class Settings(BaseSettings):
     max_blob_bytes: Annotated[int, Field(ge=1)] = 100 * 1024 * MIB
     """One artifact in the blob store."""
     upload_expires_s: Positive = 24 * 3600.0
-    """From an upload's creation; what is stored of an unfinished one goes then."""
+    """From an upload's creation, or from when it was taken up again; what is stored of an unfinished one goes then."""
     connection_age_s: Positive = 1800.0
     """How long a connection takes new calls. Executors are then asked to come again, over a new one that a load
+    max_attempt_bytes: Annotated[int, Field(ge=1)] = 1024 * 1024 * MIB
+    """All artifacts of one attempt together."""
+    blob_store_quota_bytes: Annotated[int, Field(ge=1)] | None = None
+    """All blobs of the store together, those being uploaded included; unset: as much as the disk has."""
+    max_transfers: Annotated[int, Field(ge=1, le=10_000)] = 64
+    """Artifacts that this scheduler receives and sends at one time."""
+    max_open_uploads: Annotated[int, Field(ge=1)] = 10_000
+    """Uploads begun and not finished, of all schedulers."""
+    max_lease_uploads: Annotated[int, Field(ge=1)] = 256
+    """Uploads begun and not finished under one lease."""
     balancer may lead elsewhere; their jobs run on."""
     max_sessions: Annotated[int, Field(ge=1)] = 1000
     """Executors connected to this scheduler at one time."""

@@ -2,31 +2,34 @@
 
 import asyncio
 import hashlib
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import structlog
 import uuid_utils
 
+from rara_scheduler.blobs.admission import Admission, UploadLimits
 from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.blobs.port import BlobMismatch, BlobStore
-from rara_scheduler.domain.errors import Code, Fault, FieldViolation, field_invalid
+from rara_scheduler.domain.errors import Code, Fault, FieldViolation
 from rara_scheduler.store.blobs import BlobRows, Upload, UploadLease, UploadLeaseLost, UploadNotFound
 
 log = structlog.get_logger(__name__)
 
-GIB = 1024 * 1024 * 1024
+_CANDIDATES = 5  # open uploads of one digest that are looked at for one to go on with
 
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    max_blob_bytes: int = 100 * GIB
-    upload_expires_s: float = 24 * 3600.0  # from its creation; what is stored of it goes then
+    uploads: UploadLimits = field(default_factory=UploadLimits)
+    upload_expires_s: float = 24 * 3600.0  # from its creation, or from when it was taken up again
     max_transfers: int = 64  # uploads and downloads at one time; each holds one message in memory
+    lease_check_s: float = 5.0  # how often an upload's lease is looked at while its bytes come
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class BlobTransfers:
         self._rows = rows
         self._checks = checks or BlobChecks(store, rows)
         self._limits = limits or TransferLimits()
+        self._admission = Admission(store, rows, self._limits.uploads)
         self._running = 0
 
     # ------------------------------------------------------------ what is there
@@ -90,19 +94,42 @@ class BlobTransfers:
     async def create_upload(
         self, digest: BlobDigest, lease: UploadLease | None
     ) -> tuple[str, datetime | None]:
-        """The id of a new upload and when it expires; an empty id when the blob is there already."""
-        if digest.size_bytes > self._limits.max_blob_bytes:
-            raise field_invalid("digest.size_bytes", f"is more than {self._limits.max_blob_bytes} bytes")
+        """The id of an upload and when it expires; an empty id when the blob is there already.
+
+        One that was cut off, by the death of its caller or of the connection, is gone on with rather than begun
+        again: by a later attempt of the same step, or by another client.
+        """
+        self._admission.check_size(digest)
         known_bytes = await self._rows.size_of(digest.sha256)
         if known_bytes is not None and known_bytes != digest.size_bytes:
             raise BlobMismatch(digest, f"the blob of this SHA-256 has {known_bytes} bytes")
         if known_bytes is not None and await self._is_stored(digest):
             return "", None
+        begun = await self._resumable(digest, lease)
+        if begun is not None:
+            return begun
         upload_id = str(uuid_utils.uuid7())
-        expires_at = await self._rows.create_upload(
-            upload_id, digest, lease, expires_s=self._limits.upload_expires_s
-        )
+        async with self._admission.place(digest, lease):
+            expires_at = await self._rows.create_upload(
+                upload_id, digest, lease, expires_s=self._limits.upload_expires_s
+            )
         return upload_id, expires_at
+
+    async def _resumable(
+        self, digest: BlobDigest, lease: UploadLease | None
+    ) -> tuple[str, datetime | None] | None:
+        """An upload with some bytes that nobody writes. Two callers who get the same one write one after the other."""
+        for upload_id in await self._rows.resumable_uploads(digest, lease, limit=_CANDIDATES):
+            if not await self._store.uploaded_bytes(upload_id):
+                continue
+            if await self._store.is_being_written(upload_id):
+                continue
+            expires_at = await self._rows.adopt_upload(
+                upload_id, lease, expires_s=self._limits.upload_expires_s
+            )
+            if expires_at is not None:
+                return upload_id, expires_at
+        return None
 
     async def status(self, upload_id: str) -> Progress:
         """Where to go on. Raises UploadNotFound."""
@@ -116,12 +143,13 @@ class BlobTransfers:
         return Progress(committed_bytes, None)
 
     async def write(self, upload_id: str, pieces: AsyncIterator[Piece]) -> Progress:
-        """Store pieces until one says `finish` or they end. Wrong bytes are dropped together with their upload."""
-        upload = await self._upload(upload_id)
+        """Store pieces until one says `finish` or they end. Wrong bytes are dropped together with their upload.
+
+        What an upload has stored when its lease passes on stays for the next attempt.
+        """
+        upload = await self._writable(upload_id)
         if upload.is_complete:
             return Progress(upload.digest.size_bytes, upload.digest)
-        if not upload.lease_is_current:
-            raise UploadLeaseLost(upload.step_run_id or "")
         with self._slot():
             try:
                 return await self._store_pieces(upload_id, upload.digest, pieces)
@@ -133,7 +161,16 @@ class BlobTransfers:
         self, upload_id: str, digest: BlobDigest, pieces: AsyncIterator[Piece]
     ) -> Progress:
         async with self._store.write(upload_id, digest) as writer:
+            # Again: the call that we waited for may have finished the upload, or lost its lease.
+            if (await self._writable(upload_id)).is_complete:
+                return Progress(digest.size_bytes, digest)
+            looked_at: float | None = None
             async for piece in pieces:
+                if looked_at is None:
+                    looked_at = time.monotonic()
+                elif piece.finish or time.monotonic() - looked_at >= self._limits.lease_check_s:
+                    await self._writable(upload_id)
+                    looked_at = time.monotonic()
                 committed_bytes = writer.committed_bytes
                 if not committed_bytes and piece.offset == digest.size_bytes > 0 and piece.finish:
                     await self._adopt(digest)
@@ -160,6 +197,13 @@ class BlobTransfers:
         if not await self._store.verify(digest):
             await self._store.remove(digest.sha256)
             raise BlobMismatch(digest, "the stored bytes have changed; upload them again")
+
+    async def _writable(self, upload_id: str) -> Upload:
+        """Raises UploadNotFound or UploadLeaseLost."""
+        upload = await self._upload(upload_id)
+        if not upload.lease_is_current and not upload.is_complete:
+            raise UploadLeaseLost(upload.step_run_id or "")
+        return upload
 
     async def _upload(self, upload_id: str) -> Upload:
         try:

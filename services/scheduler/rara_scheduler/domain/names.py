@@ -40,8 +40,12 @@ EXECUTOR_KIND: Final = Rule(
     "must be 1 to 63 lower-case letters, digits, _, . and -",
 )
 ARTIFACT: Final = Rule(
-    re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"),
-    "must be 1 to 128 letters, digits, _, . and -, and begin with a letter, digit or _",
+    re.compile(
+        r"(?=.{1,255}\Z)[A-Za-z0-9_%](?:[A-Za-z0-9_%.=+@,-]*[A-Za-z0-9_%=+@,-])?"
+        r"(?:/[A-Za-z0-9_%](?:[A-Za-z0-9_%.=+@,-]*[A-Za-z0-9_%=+@,-])?)*"
+    ),
+    "must be 1 to 255 characters: parts joined by /, each of letters, digits and _ % . - = + @ , beginning with a "
+    "letter, digit, _ or % and not ending with a dot",
 )
 SECRET: Final = Rule(
     re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}"),

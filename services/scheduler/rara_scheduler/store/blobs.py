@@ -103,6 +103,46 @@ class BlobRows:
         if row is None:
             raise UploadNotFound(upload_id)
         return Upload(
+    async def resumable_uploads(
+        self, digest: BlobDigest, lease: UploadLease | None, *, limit: int
+    ) -> list[str]:
+        """Ids of open uploads of the digest by the same step, or by clients, newest first."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                query("resumable_uploads"),
+                digest.sha256,
+                digest.size_bytes,
+                lease.step_run_id if lease else None,
+                limit,
+            )
+        return [row["upload_id"] for row in rows]
+
+    async def adopt_upload(
+        self, upload_id: str, lease: UploadLease | None, *, expires_s: float
+    ) -> datetime | None:
+        """Hand an open upload to the lease that goes on with it; when it expires. None: one of them is gone."""
+        async with self._database.connection() as connection:
+            expires_at: datetime | None = await connection.fetchval(
+                query("adopt_upload"),
+                upload_id,
+                lease.step_run_id if lease else None,
+                lease.lease_token if lease else None,
+                expires_s,
+            )
+        return expires_at
+
+    async def lease_load(self, lease_token: int) -> tuple[int, int]:
+        """How many uploads a lease has open, and how many bytes all of its uploads have named."""
+        async with self._database.connection() as connection:
+            row = await connection.fetchrow(query("lease_load"), lease_token)
+        return row["open_uploads"], row["named_bytes"]
+
+    async def store_load(self) -> tuple[int, int]:
+        """How many uploads are open, and how many bytes all blobs have, those of open uploads included."""
+        async with self._database.connection() as connection:
+            row = await connection.fetchrow(query("store_load"))
+        return row["open_uploads"], row["used_bytes"]
+
             digest=BlobDigest(row["sha256"], row["size_bytes"]),
             step_run_id=row["step_run_id"],
             lease_is_current=row["lease_is_current"],

@@ -2,12 +2,13 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from google.protobuf.duration_pb2 import Duration
 from rara.v1 import common_pb2, job_pb2
 
+from rara_scheduler.domain import names
 from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint, EventType, Outcome, Refusal, Report
 from rara_scheduler.domain.errors import Code, Fault, StepError
 from rara_scheduler.domain.payload import check_payload, clean_text
@@ -23,6 +24,7 @@ MAX_RETRY_AFTER_S = 31 * 86_400.0
 _MAX_ARTIFACTS = 1000
 _MAX_CHECKPOINT_ARTIFACTS = 64
 _MAX_METRICS = 256
+_MAX_DIGESTS = 2000  # of one list: consumed, derived_from
 
 _CODE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -33,6 +35,7 @@ _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,255}")
 class PayloadLimits:
     max_payload_bytes: int
     max_inline_bytes: int
+    max_attempt_bytes: int = 1 << 40
 
 
 def seconds(duration: Duration) -> float:
@@ -50,7 +53,13 @@ def read_event(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report | 
 
 
 _ANSWERS = frozenset(
-    {Code.PAYLOAD_INVALID, Code.PAYLOAD_TOO_LARGE, Code.ARTIFACT_MISMATCH, Code.FIELD_INVALID}
+    {
+        Code.PAYLOAD_INVALID,
+        Code.PAYLOAD_TOO_LARGE,
+        Code.ARTIFACT_MISMATCH,
+        Code.ARTIFACT_TOO_LARGE,
+        Code.FIELD_INVALID,
+    }
 )
 
 
@@ -157,7 +166,7 @@ def _read_outcome(result: job_pb2.JobResult, limits: PayloadLimits) -> Outcome:
     return Outcome(
         output=output,
         artifacts=_read_manifest(result.manifest, limits),
-        consumed=tuple(_digest(d, f"succeeded.consumed[{i}]") for i, d in enumerate(result.consumed)),
+        consumed=_digests(result.consumed, "succeeded.consumed"),
     )
 
 
@@ -177,19 +186,30 @@ def _read_artifacts(
     given: Sequence[common_pb2.Artifact], path: str, most: int, limits: PayloadLimits
 ) -> tuple[ArtifactFacts, ...]:
     if len(given) > most:
-        raise Fault(Code.FIELD_INVALID, f"{path}: at most {most}")
+        raise Fault(Code.FIELD_INVALID, f"{path}: there are {len(given)}, and at most {most} are taken")
     artifacts: dict[str, ArtifactFacts] = {}
     for index, artifact in enumerate(given):
         facts = _read_artifact(artifact, f"{path}[{index}]", limits)
         if facts.name in artifacts:
             raise Fault(Code.FIELD_INVALID, f"{path}[{index}].name: {facts.name} is there twice")
         artifacts[facts.name] = facts
+    total_bytes = sum(facts.size_bytes for facts in artifacts.values())
+    if total_bytes > limits.max_attempt_bytes:
+        raise Fault(
+            Code.ARTIFACT_TOO_LARGE,
+            f"{path}: there are {total_bytes} bytes, and at most {limits.max_attempt_bytes} are taken",
+        )
     return tuple(artifacts.values())
 
 
 def _read_artifact(artifact: common_pb2.Artifact, path: str, limits: PayloadLimits) -> ArtifactFacts:
-    if not _NAME.fullmatch(artifact.name):
-        raise Fault(Code.FIELD_INVALID, f"{path}.name: must have 1 to 255 printable characters")
+    for field, said in (
+        ("name", names.ARTIFACT.refuses(artifact.name)),
+        ("media_type", artifact.media_type and names.MEDIA_TYPE.refuses(artifact.media_type)),
+        ("type", artifact.type and names.ARTIFACT_TYPE.refuses(artifact.type)),
+    ):
+        if said:
+            raise Fault(Code.FIELD_INVALID, f"{path}.{field}: {said}")
     sha256, size_bytes = _digest(artifact.digest, f"{path}.digest")
     inline = None
     if artifact.inline or size_bytes == 0:
@@ -213,12 +233,16 @@ def _read_artifact(artifact: common_pb2.Artifact, path: str, limits: PayloadLimi
         type=artifact.type or "blob",
         inline=inline,
         metadata=metadata,
-        derived_from=_derived(artifact.derived_from, path),
+        derived_from=tuple(sha256 for sha256, _ in _digests(artifact.derived_from, f"{path}.derived_from")),
     )
 
 
-def _derived(digests: Iterable[common_pb2.Digest], path: str) -> tuple[str, ...]:
-    return tuple(_digest(digest, f"{path}.derived_from[{i}]")[0] for i, digest in enumerate(digests))
+def _digests(digests: Sequence[common_pb2.Digest], path: str) -> tuple[tuple[str, int], ...]:
+    if len(digests) > _MAX_DIGESTS:
+        raise Fault(
+            Code.FIELD_INVALID, f"{path}: there are {len(digests)}, and at most {_MAX_DIGESTS} are taken"
+        )
+    return tuple(_digest(digest, f"{path}[{i}]") for i, digest in enumerate(digests))
 
 
 def _read_error(
