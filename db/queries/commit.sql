@@ -133,7 +133,7 @@ with event as (
      where l.step_run_id = c.step_run_id and l.lease_token = c.lease_token
     returning l.step_run_id, l.workflow_run_id, l.route_id, l.lease_token, l.attempt, l.executor_id,
               l.released_at, l.deadline, l.granted_at, l.granted_on, l.cancel_requested_at, l.cancel_reason,
-              l.cancel_delivered_at,
+              l.cancel_delivered_at, l.kind_version,
               case when c.accepted then coalesce(l.accepted_at, now()) else l.accepted_at end as accepted_at,
               case when c.started then coalesce(l.started_at, now()) else l.started_at end as started_at,
               c.outcome, c.reason, c.spent, c.failures, c.free_endings, c.delay_s, c.output,
@@ -142,21 +142,22 @@ with event as (
     insert into rara.result (step_run_id, workflow_run_id, state, reason, revision, attempt, failures, lease_token,
                              executor_id, granted_at, granted_on, accepted_at, started_at, last_sequence, gaps,
                              spent, cancel_requested_at, cancel_reason, cancel_delivered_at, cancel_confirmed_at,
-                             released_at, deadline, output, error, ended_at)
+                             released_at, deadline, output, error, ended_at, kind_version)
     select step_run_id, workflow_run_id, outcome, reason, revision, attempt, failures, lease_token,
            executor_id, granted_at, granted_on, accepted_at, started_at, last_sequence, gaps,
            spent, cancel_requested_at, cancel_reason, cancel_delivered_at,
            case when confirmed and cancel_requested_at is not null then now() end,
-           released_at, deadline, output, error, now()
+           released_at, deadline, output, error, now(), kind_version
       from ended
      where outcome in ('succeeded', 'terminal_failed', 'cancelled')
     returning step_run_id
 ), attempted as (
     insert into rara.step_attempt (granted_on, step_run_id, attempt, lease_token, executor_id, reason, spent, error,
                                    last_sequence, gaps, granted_at, accepted_at, started_at, ended_at,
-                                   cancel_requested_at, cancel_reason)
+                                   cancel_requested_at, cancel_reason, kind_version)
     select granted_on, step_run_id, attempt, lease_token, executor_id, reason, spent, error,
-           last_sequence, gaps, granted_at, accepted_at, started_at, now(), cancel_requested_at, cancel_reason
+           last_sequence, gaps, granted_at, accepted_at, started_at, now(), cancel_requested_at, cancel_reason,
+           kind_version
       from ended
      where outcome in ('ready', 'waiting')
 ), again as (

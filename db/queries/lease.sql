@@ -2,9 +2,11 @@
 -- Lease up to $5 ready steps to the executors $6 (one entry per free slot), oldest first.
 -- One ordered, limited probe per route ($1): the planner does not merge the streams of an ANY list. $2: most per
 -- route. ($3, $4): where the last turn stopped, so that dead entries are not walked again under a long transaction.
+-- $8: the version of its kind that these executors run of each route.
 with candidate as materialized (
-    select r.route_id, r.available_at, r.step_run_id
-      from unnest($1::int[], $2::int[], $3::timestamptz[], $4::uuid[]) q(route_id, most, after_at, after_id)
+    select r.route_id, r.available_at, r.step_run_id, q.kind_version
+      from unnest($1::int[], $2::int[], $3::timestamptz[], $4::uuid[], $8::text[])
+           q(route_id, most, after_at, after_id, kind_version)
      cross join lateral (
            select p.route_id, p.available_at, p.step_run_id
              from rara.ready p
@@ -18,19 +20,21 @@ with candidate as materialized (
      order by r.available_at, r.step_run_id
      limit $5::int
 ), numbered as (
-    select route_id, available_at, step_run_id, row_number() over (order by available_at, step_run_id) as n
+    select route_id, available_at, step_run_id, kind_version,
+           row_number() over (order by available_at, step_run_id) as n
       from candidate
 ), taken as (
     delete from rara.ready r
      using numbered c
      where r.route_id = c.route_id and r.available_at = c.available_at and r.step_run_id = c.step_run_id
-    returning r.*, c.n
+    returning r.*, c.kind_version, c.n
 ), granted as (
     insert into rara.lease (step_run_id, workflow_run_id, route_id, lease_token, attempt, failures, free_endings,
-                            executor_id, released_at, deadline, granted_at, granted_on, expires_at, revision)
+                            executor_id, released_at, deadline, granted_at, granted_on, expires_at, revision,
+                            kind_version)
     select t.step_run_id, t.workflow_run_id, t.route_id, nextval('rara.lease_token_seq'), t.attempt + 1, t.failures,
            t.free_endings, slot.executor_id, t.released_at, t.deadline, now(), (now() at time zone 'UTC')::date,
-           now() + make_interval(secs => $7::float8), t.revision
+           now() + make_interval(secs => $7::float8), t.revision, t.kind_version
       from (select * from taken order by n) t
       join unnest($6::uuid[]) with ordinality slot(executor_id, n) on slot.n = t.n
     returning step_run_id, workflow_run_id, route_id, lease_token, attempt, failures, executor_id, deadline

@@ -87,13 +87,18 @@ select st.step_run_id::text, st.workflow_run_id::text, st.step_name, w.definitio
        case when st.state <> 'succeeded' then coalesce(st.error, last.error)::text end as error,
        st.cancel_requested_at, st.cancel_reason, st.cancel_delivered_at, st.cancel_confirmed_at,
        st.available_at, st.lease_expires_at, st.started_at, st.ended_at, least(st.deadline, w.deadline) as deadline,
-       p.body as progress, st.granted_on is not null and st.state = 'succeeded' as has_manifest
+       p.body as progress, st.granted_on is not null and st.state = 'succeeded' as has_manifest,
+       case when st.executor_id is null then last.kind_version
+            else coalesce((select x.kind_version from rara.result x where x.step_run_id = st.step_run_id),
+                          (select l.kind_version from rara.lease l where l.step_run_id = st.step_run_id))
+       end as ran_version,
+       e.executor_kind as ran_by_kind, e.sdk as ran_by_sdk
   from unnest($1::uuid[]) with ordinality as i (step_run_id, place)
   join rara.step_state st on st.step_run_id = i.step_run_id
   join rara.workflow_run w on w.workflow_run_id = st.workflow_run_id
   join rara.route q on q.route_id = st.route_id
   left join lateral (
-       select a.executor_id, a.error, a.granted_on, a.attempt, a.last_sequence
+       select a.executor_id, a.error, a.granted_on, a.attempt, a.last_sequence, a.kind_version
          from rara.step_attempt a
         where a.step_run_id = st.step_run_id
           and st.attempt > 0 and (st.granted_on is null or (st.attempt > 1 and st.state <> 'succeeded'))
@@ -135,19 +140,20 @@ select sha256, max(size_bytes) as size_bytes
 -- name: read_attempts
 -- Every attempt of the step $1, the current one too, in order.
 select a.attempt, a.lease_token, a.executor_id::text, e.executor_name, a.reason, a.spent, a.error::text as error,
-       a.last_sequence, a.gaps, a.granted_at, a.accepted_at, a.started_at, a.ended_at
+       a.last_sequence, a.gaps, a.granted_at, a.accepted_at, a.started_at, a.ended_at, a.kind_version as ran_version,
+       e.executor_kind as ran_by_kind, e.sdk as ran_by_sdk
   from (select attempt, lease_token, executor_id, reason, spent, error, last_sequence, gaps, granted_at, accepted_at,
-               started_at, ended_at
+               started_at, ended_at, kind_version
           from rara.step_attempt
          where step_run_id = $1::uuid
         union all
         select attempt, lease_token, executor_id, reason, spent, error, last_sequence, gaps, granted_at, accepted_at,
-               started_at, ended_at
+               started_at, ended_at, kind_version
           from rara.result
          where step_run_id = $1::uuid and lease_token is not null
         union all
         select attempt, lease_token, executor_id, '', false, null, last_sequence, gaps, granted_at, accepted_at,
-               started_at, null
+               started_at, null, kind_version
           from rara.lease
          where step_run_id = $1::uuid) as a
   left join rara.executor e on e.executor_id = a.executor_id

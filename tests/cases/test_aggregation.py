@@ -229,7 +229,7 @@ async def test_the_last_step_beside_one_that_waits_beyond_its_deadline(
     for _ in range(20):
         run_id = await first.start("late")
         runs.append(run_id)
-        (grant,) = await first.leases.grant([(route, 1, BEFORE_ALL)], [new_id()])
+        (grant,) = await first.leases.grant([(route, 1, BEFORE_ALL, "1.0.0")], [new_id()])
         await first.report(grant, accepted(), running())
         await first.raw.execute("update rara.ready set deadline = now() - interval '1 s'")
         found = await second.sweeps.overdue_steps(NIL)

@@ -291,7 +291,9 @@ async def lease_p99_s(database_url: str, clock: Callable[[int], float]) -> float
             probes = [(routes[kind], slots, *BEFORE_ALL) for kind in kinds]
             columns = [list(column) for column in zip(*probes, strict=True)]
             began = clock(server_pid)
-            rows = await world.raw.fetch(query("grant_leases"), *columns, slots, [executor_id] * slots, 30.0)
+            rows = await world.raw.fetch(
+                query("grant_leases"), *columns, slots, [executor_id] * slots, 30.0, ["1.0.0"] * len(kinds)
+            )
             times.append(clock(server_pid) - began)
             assert [row["route_id"] for row in rows] == [
                 routes[kinds[0]]

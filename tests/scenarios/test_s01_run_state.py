@@ -119,7 +119,8 @@ class Subject:
 
 async def lease_all(world: StoreWorld) -> dict[str, Grant]:
     route = next(r for r in await world.definitions.routes_after(0) if r.kind == "work.do")
-    grants = await world.leases.grant([(route.route_id, 2000, BEFORE_ALL)], [new_id()] * 2000)
+    probes = [(route.route_id, 2000, BEFORE_ALL, "1.0.0")]
+    grants = await world.leases.grant(probes, [new_id()] * 2000)
     return {grant.step_run_id: grant for grant in grants}
 
 

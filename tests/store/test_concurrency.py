@@ -85,7 +85,8 @@ async def test_racing_schedulers_and_executors_finish_each_step_once(worlds: lis
         executor_id = new_id()
 
         while not done.is_set():
-            grants = await leases.grant([(r, 10, BEFORE_ALL) for r in routes], [executor_id] * 10)
+            probes = [(r, 10, BEFORE_ALL, "1.0.0") for r in routes]
+            grants = await leases.grant(probes, [executor_id] * 10)
             if not grants:
                 await asyncio.sleep(0.005)
                 continue

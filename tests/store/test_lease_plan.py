@@ -62,7 +62,7 @@ async def test_leasing_probes_the_index_per_route_and_sorts_no_ready_step(
         f"explain (analyze, timing off, format json) execute lease({routes}, array[50, 50, 50],"
         " array['1970-01-01', '1970-01-01', '1970-01-01']::timestamptz[],"
         " array_fill('00000000-0000-0000-0000-000000000000'::uuid, array[3]),"
-        f" 50, {slots}, 30)"
+        f" 50, {slots}, 30, array['1.0.0', '1.0.0', '2.1'])"
     )
     await transaction.rollback()
     everything = list(nodes(json.loads(explained)[0]["Plan"]))
@@ -86,7 +86,7 @@ async def test_leasing_stays_flat_when_nothing_of_the_route_is_ready(
     explained = await connection.fetchval(
         "explain (analyze, buffers, timing off, format json) execute lease(array[9], array[50],"
         " array['1970-01-01']::timestamptz[], array['00000000-0000-0000-0000-000000000000']::uuid[], 50,"
-        f" array['{new_id()}']::uuid[], 30)"
+        f" array['{new_id()}']::uuid[], 30, array['1.0.0'])"
     )
     plan = json.loads(explained)[0]["Plan"]
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 50

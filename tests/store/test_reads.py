@@ -18,6 +18,7 @@ from rara_scheduler.domain.step import StepState
 from rara_scheduler.domain.views import (
     ExecutorFilter,
     ExecutorState,
+    HandlerView,
     PayloadView,
     RunFilter,
     StepFilter,
@@ -291,6 +292,43 @@ async def test_a_step_is_shown_through_two_attempts(world: ReadWorld) -> None:
     assert attempts[0].error == StepError("FLAKY_THING", "it broke")
     assert (attempts[0].last_sequence, attempts[1].last_sequence) == (5, 4)
     assert all(each.ended_at is not None and each.started_at is not None for each in attempts)
+
+
+async def test_each_attempt_tells_which_code_ran_it(world: ReadWorld) -> None:
+    store = world.store
+    in_python = HandlerView("1.0.0", "python", "rara-python/0")
+    in_go = HandlerView("1.1.0", "go", "rara-go/2")
+    await store.define("one", {"a": {"kind_version": "1"}})
+    run_id = await store.start("one")
+    (step,) = await world.reads.list_steps(StepFilter(run_id), below=None, limit=1)
+    assert step.handler is None  # nothing ran yet
+    (first,) = await store.lease(1, await world.executor(), "1.0.0")
+    assert (await world.step(first)).handler == in_python
+    await store.report(first, accepted(1), running(2), failed(3))
+    assert (await world.step(first)).handler == in_python  # it waits: of the last attempt
+    await store.make_due()
+    other = await world.executor("exec-2", executor_kind="go", sdk="rara-go/2")
+    (second,) = await store.lease(1, other, "1.1.0")
+    step = await world.step(second)
+    assert (step.kind_version, step.handler) == ("1", in_go)  # what is asked for, and what runs
+    _, attempts = await world.reads.get_step_with_attempts(second.step_run_id)
+    assert [each.handler for each in attempts] == [in_python, in_go]
+    await store.report(second, accepted(1), running(2), succeeded(3))
+    (lean,) = await world.reads.list_steps(StepFilter(run_id), below=None, limit=1)
+    assert lean.handler == in_go
+    _, attempts = await world.reads.get_step_with_attempts(second.step_run_id)
+    assert [each.handler for each in attempts] == [in_python, in_go]
+
+
+async def test_an_attempt_from_before_versions_were_recorded_has_an_empty_one(world: ReadWorld) -> None:
+    store = world.store
+    await store.define("one", {"a": {"retry": {"max_attempts": 1}}})
+    await store.start("one")
+    (grant,) = await store.lease(1, await world.executor())
+    await store.raw.execute("update rara.lease set kind_version = null")
+    assert (await world.step(grant)).handler == HandlerView("", "python", "rara-python/0")
+    await store.report(grant, accepted(1), running(2), failed(3))
+    assert (await world.step(grant)).handler == HandlerView("", "python", "rara-python/0")
 
 
 async def test_an_open_attempt_is_among_the_attempts_and_a_failed_one_keeps_its_artifacts(

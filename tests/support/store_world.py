@@ -122,10 +122,13 @@ class StoreWorld:
         run_id, _ = await self.starter.start(StartCommand(name, **fields))
         return run_id
 
-    async def lease(self, most: int = 100, executor_id: str | None = None) -> list[Grant]:
+    async def lease(
+        self, most: int = 100, executor_id: str | None = None, kind_version: str = "1.0.0"
+    ) -> list[Grant]:
         routes = [r.route_id for r in await self.definitions.routes_after(0)]
         return await self.leases.grant(
-            [(route_id, most, BEFORE_ALL) for route_id in routes], [executor_id or new_id()] * most
+            [(route_id, most, BEFORE_ALL, kind_version) for route_id in routes],
+            [executor_id or new_id()] * most,
         )
 
     async def put_blobs(self, *blobs: ArtifactFacts) -> None:

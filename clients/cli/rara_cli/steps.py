@@ -29,6 +29,7 @@ def step_columns(session: Session, now: datetime) -> list[Column[workflow_pb2.St
         ),
         Column("FAILURES", lambda step: f"{step.failures}/{step.max_attempts}", wide_only=True),
         Column("EXECUTOR", lambda step: step.executor_name, wide_only=True),
+        Column("RAN", lambda step: handler_text(step.handler), wide_only=True),
         Column("ID", lambda step: step.step_run_id, is_whole=True, wide_only=True),
     ]
 
@@ -63,6 +64,14 @@ def show_event(session: Session, event: job_pb2.ProgressEvent) -> None:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def handler_text(handler: workflow_pb2.Handler, *, with_sdk: bool = False) -> str:
+    """`1.2.0 in python`: which code ran; empty where nothing did."""
+    version = handler.kind_version or ("?" if handler.executor_kind else "")
+    parts = (version, f"in {handler.executor_kind}" if handler.executor_kind else "")
+    sdk = f" ({handler.sdk})" if with_sdk and handler.sdk else ""
+    return words.clean(" ".join(filter(None, parts)) + sdk)
 
 
 def explanation(
@@ -136,6 +145,7 @@ def _step_lines(session: Session, response: workflow_pb2.GetStepRunResponse) -> 
             ("kind", " ".join(filter(None, (step.kind, step.kind_version)))),
             ("attempt", f"{step.attempt}, {step.failures} of {step.max_attempts} failures spent"),
             ("executor", " ".join(filter(None, (words.clean(step.executor_name), step.executor_id)))),
+            ("ran", handler_text(step.handler, with_sdk=True)),
             ("progress", f"{fraction}{words.clean(step.progress.message)}".strip()),
             ("metrics", words.clean(metrics)),
             (
@@ -155,6 +165,7 @@ def _step_lines(session: Session, response: workflow_pb2.GetStepRunResponse) -> 
             Column("ATTEMPT", lambda item: str(item.lease.attempt), is_number=True),
             Column("LEASE TOKEN", lambda item: str(item.lease.lease_token), is_number=True),
             Column("EXECUTOR", lambda item: item.executor_name or item.executor_id),
+            Column("RAN", lambda item: handler_text(item.handler)),
             Column("ENDED AS", lambda item: item.reason or ("success" if item.ended_at.seconds else "open")),
             Column("SPENT", lambda item: "yes" if item.spent else "no"),
             Column("EVENTS", lambda item: str(item.last_sequence), is_number=True),

@@ -70,8 +70,20 @@ class CancelView:
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerView:
+    """Which handler ran an attempt. kind_version: empty where it was not recorded."""
+
+    kind_version: str
+    executor_kind: str
+    sdk: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepView:
-    """workflow_run_id: of the run that executed it. progress: a serialised rara.v1.ProgressEvent, or None."""
+    """workflow_run_id: of the run that executed it. progress: a serialised rara.v1.ProgressEvent, or None.
+
+    kind_version: as asked for. handler: of the current or last attempt; None: none yet.
+    """
 
     step_run_id: str
     workflow_run_id: str
@@ -86,6 +98,7 @@ class StepView:
     kind_version: str
     executor_id: str | None
     executor_name: str
+    handler: HandlerView | None
     revision: int
     progress: bytes | None
     last_sequence: int
@@ -109,6 +122,7 @@ class AttemptView:
     lease_token: int
     executor_id: str
     executor_name: str
+    handler: HandlerView | None
     reason: str
     spent: bool
     error: StepError | None

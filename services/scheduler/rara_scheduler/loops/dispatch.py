@@ -194,7 +194,8 @@ class DispatchLoop:
         if not slots or not limits:
             return False
         probes = [
-            (route_id, most, self._cursors.get(route_id, BEFORE_ALL)) for route_id, most in limits.items()
+            (route_id, most, self._cursors.get(route_id, BEFORE_ALL), group.routes[route_id])
+            for route_id, most in limits.items()
         ]
         grants = await self._leases.grant(probes, slots)
         for grant in grants:
@@ -213,7 +214,7 @@ class DispatchLoop:
                 raise
         taken = Counter(grant.route_id for grant in grants)
         short = len(grants) < min(len(slots), sum(limits.values()))
-        if short and any(cursor is not BEFORE_ALL for _, _, cursor in probes):
+        if short and any(cursor is not BEFORE_ALL for _, _, cursor, _ in probes):
             # A cursor must not hide what was committed late or put in behind it: look once from the front.
             for route_id in limits:
                 self._cursors.pop(route_id, None)

@@ -81,24 +81,25 @@ class LeaseStore:
 
     async def grant(
         self,
-        routes: Sequence[tuple[int, int, Cursor]],
+        routes: Sequence[tuple[int, int, Cursor, str]],
         slots: Sequence[str],
     ) -> list[Grant]:
         """Lease ready steps, oldest first, one per entry of `slots` at most.
 
-        routes: (route_id, most steps of it, where to look from). slots: an executor_id per free slot; each of them
-        must serve all the routes.
+        routes: (route_id, most steps of it, where to look from, the version of its kind that is run). slots: an
+        executor_id per free slot; each of them must serve all the routes, by these versions.
         """
         async with self._database.connection(Lane.ENGINE) as connection:
             rows = await connection.fetch(
                 query("grant_leases"),
-                [route_id for route_id, _, _ in routes],
-                [most for _, most, _ in routes],
-                [cursor[0] for _, _, cursor in routes],
-                [cursor[1] for _, _, cursor in routes],
+                [route_id for route_id, _, _, _ in routes],
+                [most for _, most, _, _ in routes],
+                [cursor[0] for _, _, cursor, _ in routes],
+                [cursor[1] for _, _, cursor, _ in routes],
                 len(slots),
                 list(slots),
                 self._lease_s,
+                [version for _, _, _, version in routes],
             )
         return [
             Grant(

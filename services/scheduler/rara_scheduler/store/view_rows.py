@@ -16,6 +16,7 @@ from rara_scheduler.domain.views import (
     CancelView,
     ExecutorState,
     ExecutorView,
+    HandlerView,
     LineageEdge,
     PayloadView,
     RunView,
@@ -90,6 +91,12 @@ def run_view(row: asyncpg.Record, artifacts: Sequence[ArtifactView]) -> RunView:
     )
 
 
+def _handler(row: asyncpg.Record) -> HandlerView | None:
+    if row["executor_id"] is None:
+        return None
+    return HandlerView(row["ran_version"] or "", row["ran_by_kind"] or "", row["ran_by_sdk"] or "")
+
+
 def step_view(row: asyncpg.Record, *, max_attempts: int, manifest: Sequence[ArtifactView] | None) -> StepView:
     cancel = None
     if row["cancel_requested_at"] is not None:
@@ -113,6 +120,7 @@ def step_view(row: asyncpg.Record, *, max_attempts: int, manifest: Sequence[Arti
         kind_version=row["kind_version"],
         executor_id=row["executor_id"],
         executor_name=row["executor_name"] or "",
+        handler=_handler(row),
         revision=row["revision"],
         progress=row["progress"],
         last_sequence=row["last_sequence"],
@@ -137,6 +145,7 @@ def attempt_view(
         lease_token=row["lease_token"],
         executor_id=row["executor_id"],
         executor_name=row["executor_name"] or "",
+        handler=_handler(row),
         reason=row["reason"],
         spent=row["spent"],
         error=_error(row["error"]),

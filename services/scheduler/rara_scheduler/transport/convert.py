@@ -18,6 +18,7 @@ from rara_scheduler.domain.views import (
     CancelView,
     ExecutorState,
     ExecutorView,
+    HandlerView,
     LineageEdge,
     Obstacle,
     PayloadView,
@@ -156,6 +157,14 @@ def _progress(body: bytes | None, *, lean: bool) -> job_pb2.JobProgress | None:
     return progress
 
 
+def _handler(view: HandlerView | None) -> workflow_pb2.Handler | None:
+    if view is None:
+        return None
+    return workflow_pb2.Handler(
+        kind_version=view.kind_version, executor_kind=view.executor_kind, sdk=view.sdk
+    )
+
+
 def step_run(view: StepView, *, lean: bool = False) -> workflow_pb2.StepRun:
     return workflow_pb2.StepRun(
         step_run_id=view.step_run_id,
@@ -182,6 +191,7 @@ def step_run(view: StepView, *, lean: bool = False) -> workflow_pb2.StepRun:
         started_at=timestamp(view.started_at),
         ended_at=timestamp(view.ended_at),
         deadline=timestamp(view.deadline),
+        handler=_handler(view.handler),
     )
 
 
@@ -200,6 +210,7 @@ def step_attempt(view: AttemptView) -> workflow_pb2.StepAttempt:
         accepted_at=timestamp(view.accepted_at),
         started_at=timestamp(view.started_at),
         ended_at=timestamp(view.ended_at),
+        handler=_handler(view.handler),
     )
 
 
