@@ -2,6 +2,20 @@
 
 -- name: known_blobs
 -- Which of the digests $1 (SHA-256) with the sizes $2, by position, count; in no order.
+-- Whoever is told so need not upload them: garbage collection leaves them alone for a while. Not written at each call,
+-- nor where a commit or a collection holds the row.
+with used as (
+    select b.sha256
+      from rara.blob b
+     where b.sha256 = any($1::text[]) and b.marked_at is null and b.used_at < now() - interval '5 minutes'
+     order by b.sha256
+       for no key update skip locked
+), noted as (
+    update rara.blob b
+       set used_at = now()
+      from used
+     where b.sha256 = used.sha256
+)
 select b.sha256, b.size_bytes
   from unnest($1::text[], $2::bigint[]) as wanted (sha256, size_bytes)
   join rara.blob b on b.sha256 = wanted.sha256 and b.size_bytes = wanted.size_bytes
@@ -13,20 +27,43 @@ select size_bytes
   from rara.blob
  where sha256 = $1 and marked_at is null;
 
+-- name: use_blob
+-- The same for somebody who need not upload it then; see known_blobs.
+with used as (
+    select b.sha256
+      from rara.blob b
+     where b.sha256 = $1::text and b.marked_at is null and b.used_at < now() - interval '5 minutes'
+       for no key update skip locked
+), noted as (
+    update rara.blob b
+       set used_at = now()
+      from used
+     where b.sha256 = used.sha256
+)
+select size_bytes
+  from rara.blob
+ where sha256 = $1::text and marked_at is null;
+
 -- name: record_blob
 -- The bytes are durable and were hashed by us. A row that was marked counts again: its bytes have just been written.
--- The upload $3 is kept a little, so that a caller who missed the answer gets it again.
+-- The upload $3 is kept a little, so that a caller who missed the answer gets it again. No row back: the upload was
+-- removed meanwhile, and with it what kept its bytes from garbage collection.
 with upload as (
     update rara.upload
-       set expires_at = least(expires_at, now() + interval '10 minutes')
-     where upload_id = $3
+       set expires_at = least(expires_at, now() + interval '10 minutes'),
+           finished_at = now()
+     where upload_id = $3::uuid
+    returning upload_id
 )
 insert into rara.blob (sha256, size_bytes)
-values ($1, $2)
+select $1, $2
+ where $3::uuid is null or exists (select from upload)
     on conflict (sha256) do update
    set marked_at = null,
        verified_at = now(),
-       size_bytes = excluded.size_bytes;
+       used_at = now(),
+       size_bytes = excluded.size_bytes
+returning sha256;
 
 -- name: mark_blob
 -- Its bytes are gone or have changed: from now on it counts as missing, and a new upload can heal it.
@@ -36,8 +73,13 @@ update rara.blob
 
 -- name: create_upload
 -- $4 and $5 name the lease of an executor's upload; null for a client's. A lease that is gone gives no row.
+-- Under the digest's lock: whoever removes the bytes of this digest is waited for, and sees this upload afterwards.
+with digest as materialized (
+    select pg_advisory_xact_lock_shared(hashtextextended('rara.blob ' || $2::text, 0))
+)
 insert into rara.upload (upload_id, sha256, size_bytes, step_run_id, lease_token, expires_at)
 select $1, $2, $3, $4::uuid, $5::bigint, now() + make_interval(secs => $6::float8)
+  from digest
  where $4::uuid is null
     or exists (
         select

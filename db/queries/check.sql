@@ -848,7 +848,7 @@ select s.workflow_run_id::text, c.step_run_id::text,
  limit $1::int;
 
 -- name: check_checkpoint_without_blob
--- The empty blob is kept by its digest alone.
+-- The empty blob is kept by its digest alone. Nobody is given the checkpoint of a step that has succeeded.
 select s.workflow_run_id::text, c.step_run_id::text,
        jsonb_build_object('idempotency_key', c.idempotency_key, 'name', a.name, 'sha256', a.sha256,
                           'size_bytes', a.size_bytes, 'stored_bytes', b.size_bytes,
@@ -859,6 +859,7 @@ select s.workflow_run_id::text, c.step_run_id::text,
   left join rara.step_run s on s.step_run_id = c.step_run_id
   left join rara.blob b on b.sha256 = a.sha256
  where a.size_bytes > 0 and (b.sha256 is null or b.marked_at is not null or b.size_bytes <> a.size_bytes)
+   and not exists (select from rara.result x where x.step_run_id = c.step_run_id and x.state = 'succeeded')
  limit $1::int;
 
 -- name: check_checkpoint_of_two_tokens

@@ -29,6 +29,17 @@ class Seconds(click.ParamType[float]):
         return float(match[1]) * _UNITS[match[2]]
 
 
+def blob_store_option(*, required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For what works on the blob store itself."""
+    return click.option(
+        "--blob-store",
+        envvar="RARA_BLOB_STORE",
+        required=required,
+        metavar="URL",
+        help="file:///folder or s3://bucket/prefix, as the schedulers have it.  [env: RARA_BLOB_STORE]",
+    )
+
+
 def _store(ctx: click.Context, param: click.Parameter, value: object) -> None:
     """Keep what was given; an option further right on the line wins."""
     session = ctx.ensure_object(Session)

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
-from rara_cli.options import Group, pass_session
+from rara_cli.commands.db import database_url_option
+from rara_cli.options import Group, Seconds, blob_store_option, pass_session
 from rara_cli.session import Session
 
 
 @click.group(cls=Group)
 def artifact() -> None:
-    """List, get and print the artifacts of runs.
+    """List, get and print the artifacts of runs; reclaim the space of those that nobody needs.
 
     NAME is an artifact's name; STEP/NAME where several steps have one of that name.
     """
@@ -56,3 +57,44 @@ async def cat(session: Session, words: tuple[str, ...], latest: bool) -> None:
     async with session.connect() as client:
         found = await find_artifact(client, words, latest=latest)
         await print_artifact(client, found)
+
+
+@artifact.command()
+@database_url_option
+@blob_store_option(required=True)
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--older-than",
+    "unused_s",
+    type=Seconds(),
+    default="24h",
+    help="Spare what was uploaded or asked for more lately.  [default: 24h]",
+)
+@click.option(
+    "--grace",
+    "grace_s",
+    type=Seconds(),
+    default="60s",
+    help="Wait so long between marking and removing.  [default: 60s]",
+)
+@click.option("--force", is_flag=True, help="Even if this database knows less than half of what is stored.")
+@pass_session
+async def gc(
+    session: Session,
+    database_url: str,
+    blob_store: str,
+    dry_run: bool,
+    unused_s: float,
+    grace_s: float,
+    force: bool,
+) -> int:
+    """Remove stored bytes that nothing refers to.
+
+    Kept is what a manifest, a run's input, a checkpoint, an effect or an open upload names. Works on the database and
+    the blob store themselves, beside schedulers at work; may be interrupted at any moment, and run from several places
+    at once. Exits with 6 when something could not be removed now.
+    """
+    from rara_cli import database, garbage
+
+    async with database.database_faults():
+        return await garbage.collect(session, database_url, blob_store, unused_s, grace_s, dry_run, force)

@@ -13,9 +13,9 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -159,8 +159,8 @@ class FolderBlobStore:
             return False
         return (digest.hexdigest(), size_bytes) == (expected.sha256, expected.size_bytes)
 
-    async def remove(self, sha256: str) -> None:
-        await self._threads.run(partial(_remove, self._blob_path(sha256)))
+    async def remove(self, sha256: str, *, only: Hashable | None = None) -> bool:
+        return await self._threads.run(partial(_remove_blob, self._blob_path(sha256), only))
 
     async def free_bytes(self) -> int:
         facts = await self._threads.run(partial(os.statvfs, self._partial))
@@ -265,7 +265,8 @@ class FolderWriter:
         _sync_folder(folder.parent)  # always: the one who made it may have died before this line
         os.utime(self._fd)  # the bytes may be hours old: from now on they are nobody's leftover
         # Another upload of the same digest may have been first: its bytes are the same, and readers keep theirs.
-        self._path.rename(self._blob)
+        with _locked_folder(folder):
+            self._path.rename(self._blob)
         _sync_folder(folder)
         _sync_folder(self._path.parent)
         os.fchmod(self._fd, 0o440)  # a blob is never changed
@@ -364,6 +365,28 @@ def _files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 def _modified_at(facts: os.stat_result) -> datetime:
     return datetime.fromtimestamp(facts.st_mtime, UTC)
+
+
+def _remove_blob(path: Path, only: Hashable | None) -> bool:
+    try:
+        with _locked_folder(path.parent):
+            if only is not None and _fingerprint(path) not in (None, only):
+                return False
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:  # the folder
+        pass
+    return True
+
+
+@contextmanager
+def _locked_folder(path: Path) -> Generator[None, None, None]:
+    """Nobody else renames a blob into the folder, or removes one: between look and removal it stays the same file."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _remove(path: Path) -> None:

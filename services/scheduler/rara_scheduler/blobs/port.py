@@ -106,8 +106,8 @@ class BlobStore(Protocol):
     async def verify(self, expected: BlobDigest) -> bool:
         """Read the whole blob: False when it is missing or its bytes have changed."""
 
-    async def remove(self, sha256: str) -> None:
-        """Delete a blob. Harmless when there is none."""
+    async def remove(self, sha256: str, *, only: Hashable | None = None) -> bool:
+        """Delete a blob; True: there is none now. only: unless it was stored again and has another fingerprint."""
 
     async def free_bytes(self) -> int | None:
         """Room for more; None: nobody can say, as with an object store."""

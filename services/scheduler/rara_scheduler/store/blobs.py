@@ -65,13 +65,20 @@ class BlobRows:
     async def size_of(self, sha256: str) -> int | None:
         """The size in bytes under which it counts; None: it does not."""
         async with self._database.connection() as connection:
-            size: int | None = await connection.fetchval(query("get_blob"), sha256)
+            size: int | None = await connection.fetchval(query("use_blob"), sha256)
         return size
 
     async def record(self, digest: BlobDigest, upload_id: str | None = None) -> None:
-        """From now on it counts, and its upload is over. The caller has hashed the bytes, and they are durable."""
+        """From now on it counts, and its upload is over. The caller has hashed the bytes, and they are durable.
+
+        Raises UploadNotFound when the upload was removed meanwhile: its bytes may be, too.
+        """
         async with self._database.connection() as connection:
-            await connection.execute(query("record_blob"), digest.sha256, digest.size_bytes, upload_id)
+            recorded = await connection.fetchval(
+                query("record_blob"), digest.sha256, digest.size_bytes, upload_id
+            )
+        if recorded is None:
+            raise UploadNotFound(upload_id or "")
 
     async def mark(self, sha256: str) -> None:
         """From now on it counts as missing, until it is uploaded again."""
@@ -96,13 +103,6 @@ class BlobRows:
             raise UploadLeaseLost(lease.step_run_id if lease else "")
         return expires_at
 
-    async def get_upload(self, upload_id: str) -> Upload:
-        """Raises UploadNotFound."""
-        async with self._database.connection() as connection:
-            row = await connection.fetchrow(query("get_upload"), upload_id)
-        if row is None:
-            raise UploadNotFound(upload_id)
-        return Upload(
     async def resumable_uploads(
         self, digest: BlobDigest, lease: UploadLease | None, *, limit: int
     ) -> list[str]:
@@ -143,6 +143,13 @@ class BlobRows:
             row = await connection.fetchrow(query("store_load"))
         return row["open_uploads"], row["used_bytes"]
 
+    async def get_upload(self, upload_id: str) -> Upload:
+        """Raises UploadNotFound."""
+        async with self._database.connection() as connection:
+            row = await connection.fetchrow(query("get_upload"), upload_id)
+        if row is None:
+            raise UploadNotFound(upload_id)
+        return Upload(
             digest=BlobDigest(row["sha256"], row["size_bytes"]),
             step_run_id=row["step_run_id"],
             lease_is_current=row["lease_is_current"],

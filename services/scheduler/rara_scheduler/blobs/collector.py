@@ -1,0 +1,243 @@
+"""Garbage collection of blobs: marks what nothing refers to, waits, looks again, and removes bytes before rows."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import structlog
+
+from rara_scheduler.blobs.digest import BlobDigest
+from rara_scheduler.blobs.port import BlobStore, StoredBlob
+from rara_scheduler.domain.errors import Fault
+from rara_scheduler.store.blobs import BlobRows
+from rara_scheduler.store.garbage import GarbageRows
+
+log = structlog.get_logger(__name__)
+
+_PAGE: Final = 500  # rows looked at in one statement
+_CLAIM: Final = 100  # blobs removed under one set of locks
+_AT_ONCE: Final = 16  # removals under way at one time
+_REMOVE_S: Final = 10.0  # of one claim; well below the database's patience with a transaction that waits
+_ENOUGH_TO_JUDGE: Final = 20  # stored blobs: from here on, mostly unknown ones mean another database's store
+_ERRORS_KEPT: Final = 20
+
+
+class StrangeStore(Exception):
+    """Most of the stored bytes are unknown to this database: perhaps they are another one's."""
+
+    def __init__(self, known: int, unknown: int) -> None:
+        super().__init__(
+            f"of {known + unknown} stored blobs, this database knows {known}: is it the one that this store is for?"
+        )
+
+
+@dataclass(slots=True)
+class Amount:
+    count: int = 0
+    size_bytes: int = 0
+
+    def add(self, blobs: Iterable[BlobDigest]) -> None:
+        for blob in blobs:
+            self.count += 1
+            self.size_bytes += blob.size_bytes
+
+
+@dataclass(slots=True)
+class Collected:
+    """What was found and done so far.
+
+    kept: blobs that are needed, or were used lately. unused: blobs that nothing refers to; of a dry run too.
+    orphans: stored bytes that no row knows. removed: of both, and of what earlier collections had marked.
+    pending: marked, and left for the next collection: an upload of it is open, or somebody else is at it.
+    """
+
+    kept: Amount = field(default_factory=Amount)
+    unused: Amount = field(default_factory=Amount)
+    orphans: Amount = field(default_factory=Amount)
+    removed: Amount = field(default_factory=Amount)
+    uploads: Amount = field(default_factory=Amount)  # what dead ones have left
+    pending: int = 0
+    errors: list[str] = field(default_factory=list)
+    failures: int = 0
+    took_s: float = 0.0
+
+    def fail(self, error: str) -> None:
+        self.failures += 1
+        if len(self.errors) < _ERRORS_KEPT:
+            self.errors.append(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """unused_s: how long a blob must not have been used. grace_s: between marking it and removing its bytes."""
+
+    unused_s: float = 24 * 3600.0
+    grace_s: float = 60.0
+    is_dry: bool = False
+    any_store: bool = False  # also where most of what is stored is unknown
+
+
+class Collector:
+    """One collection. Any number may run at once, beside schedulers at work, and end at any moment."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        garbage: GarbageRows,
+        rows: BlobRows,
+        policy: Policy,
+        *,
+        say: Callable[[str], None] = log.info,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store = store
+        self._garbage = garbage
+        self._rows = rows
+        self._policy = policy
+        self._say = say
+        self._now = now
+        self.collected = Collected()
+
+    async def run(self) -> Collected:
+        """Raises StrangeStore before anything is removed, and Fault when database or store are away."""
+        began = time.monotonic()
+        try:
+            await self._find_orphans()
+            await self._remove_uploads()
+            await self._mark_unused()
+            if not self._policy.is_dry:
+                await self._wait()
+                await self._remove_marked()
+        finally:
+            self.collected.took_s = time.monotonic() - began
+        return self.collected
+
+    # ------------------------------------------------------------ mark
+
+    async def _mark_unused(self) -> None:
+        found, after = self.collected, ""
+        while page := await self._garbage.page(after, limit=_PAGE, unused_s=self._policy.unused_s):
+            after = page[-1].digest.sha256
+            unused = [row.digest for row in page if row.is_unused and not row.is_marked]
+            marked = unused
+            if unused and not self._policy.is_dry:
+                marked = await self._garbage.mark(
+                    [digest.sha256 for digest in unused], unused_s=self._policy.unused_s
+                )
+            found.unused.add(marked)
+            gone = {digest.sha256 for digest in marked}
+            found.kept.add(row.digest for row in page if not row.is_marked and row.digest.sha256 not in gone)
+            found.pending += sum(row.is_marked for row in page)
+
+    async def _find_orphans(self) -> None:
+        """Twice through the list of what is stored: first to see whether it is this database's, then to mark."""
+        known, unknown = 0, 0
+        async with aclosing(self._store.stored()) as pages:
+            async for page in pages:
+                strange = await self._garbage.unknown([blob.sha256 for blob in page])
+                unknown += len(strange)
+                known += len(page) - len(strange)
+                if self._policy.is_dry:
+                    self.collected.orphans.add(self._old(page, strange))
+        if unknown > known and known + unknown >= _ENOUGH_TO_JUDGE and not self._policy.any_store:
+            raise StrangeStore(known, unknown)
+        if unknown and not self._policy.is_dry:
+            await self._adopt_orphans()
+
+    async def _adopt_orphans(self) -> None:
+        async with aclosing(self._store.stored()) as pages:
+            async for page in pages:
+                strange = await self._garbage.unknown([blob.sha256 for blob in page])
+                if orphans := list(self._old(page, strange)):
+                    self.collected.orphans.add(await self._garbage.adopt(orphans))
+
+    def _old(self, page: Iterable[StoredBlob], wanted: set[str]) -> Iterable[BlobDigest]:
+        """Those of a page that lie there long enough. By the store's clock: no lock hangs on it, only patience."""
+        limit = self._now() - timedelta(seconds=self._policy.unused_s)
+        return (
+            BlobDigest(blob.sha256, blob.size_bytes)
+            for blob in page
+            if blob.sha256 in wanted and blob.modified_at <= limit
+        )
+
+    # ------------------------------------------------------------ remove
+
+    async def _wait(self) -> None:
+        """Until all that was marked just now is old enough."""
+        new = self.collected.unused.count + self.collected.orphans.count
+        if new and self._policy.grace_s > 0:
+            self._say(f"marked {new} blobs; waiting {self._policy.grace_s:g} s before their bytes go")
+            await asyncio.sleep(self._policy.grace_s)
+
+    async def _remove_marked(self) -> None:
+        after, seen, done = "", 0, 0
+        while page := await self._garbage.marked(after, limit=_CLAIM, grace_s=self._policy.grace_s):
+            after = page[-1]
+            seen += len(page)
+            done += await self._remove(page)
+        self.collected.pending = seen - done
+
+    async def _remove(self, sha256s: list[str]) -> int:
+        """Bytes first, then rows: a crash in between leaves rows that are marked, and the next collection goes on."""
+        async with self._garbage.claim(sha256s, grace_s=self._policy.grace_s) as claim:
+            if not claim.blobs:
+                return 0
+            prints = {blob: await self._store.fingerprint(blob.sha256) for blob in claim.blobs}
+            # Taken under the locks, as this shows: whatever is stored under these names later looks different.
+            await claim.is_held()
+            slots = asyncio.Semaphore(_AT_ONCE)
+
+            async def remove(blob: BlobDigest) -> bool:
+                async with slots:
+                    return await self._remove_bytes(blob, prints[blob])
+
+            async with asyncio.timeout(_REMOVE_S):
+                gone = await asyncio.gather(*(remove(blob) for blob in claim.blobs))
+            removed = [blob for blob, is_gone in zip(claim.blobs, gone, strict=True) if is_gone]
+            await claim.forget([blob.sha256 for blob in removed])
+        self.collected.removed.add(removed)
+        return len(removed)
+
+    async def _remove_bytes(self, blob: BlobDigest, fingerprint: Hashable | None) -> bool:
+        if fingerprint is None:
+            return True
+        try:
+            return await self._store.remove(blob.sha256, only=fingerprint)
+        except Fault as error:
+            self.collected.fail(f"{blob.sha256}: {error.message}")
+            return False
+
+    # ------------------------------------------------------------ uploads
+
+    async def _remove_uploads(self) -> None:
+        """What nobody can go on with: uploads whose time is over, and what is stored of uploads that are not there."""
+        limit = self._now() - timedelta(seconds=self._policy.unused_s)
+        async with aclosing(self._store.leftovers()) as pages:
+            async for page in pages:
+                ids = {each.upload_id for each in page if _is_id(each.upload_id)}
+                lasting = await self._garbage.lasting_uploads(ids)
+                for each in page:
+                    if each.upload_id not in ids or each.upload_id in lasting or each.modified_at > limit:
+                        continue
+                    if self._policy.is_dry or await self._discard(each.upload_id):
+                        self.collected.uploads.count += 1
+                        self.collected.uploads.size_bytes += each.size_bytes
+
+    async def _discard(self, upload_id: str) -> bool:
+        """False: somebody writes it still."""
+        if not await self._store.discard(upload_id):
+            return False
+        await self._rows.delete_upload(upload_id)
+        return True
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
