@@ -1,12 +1,15 @@
 -- name: open_session
--- The newest session of an executor replaces the one before; a drain that was asked for is remembered.
+-- The newest session of an executor replaces the one before; a drain that was asked for is remembered. No row: the
+-- executor came with the token of somebody else than $9.
 insert into rara.executor as x (executor_id, executor_name, executor_kind, sdk, capabilities, labels, session_id,
-                                scheduler_id, draining)
-values ($1::uuid, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7::uuid, $8::uuid, false)
+                                scheduler_id, draining, token_name)
+values ($1::uuid, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7::uuid, $8::uuid, false, $9)
     on conflict (executor_id) do update
    set executor_name = excluded.executor_name, executor_kind = excluded.executor_kind, sdk = excluded.sdk,
        capabilities = excluded.capabilities, labels = excluded.labels, session_id = excluded.session_id,
-       scheduler_id = excluded.scheduler_id, last_seen_at = now(), connected_at = now(), ended_at = null
+       scheduler_id = excluded.scheduler_id, last_seen_at = now(), connected_at = now(), ended_at = null,
+       token_name = coalesce(excluded.token_name, x.token_name)
+ where x.token_name is null or excluded.token_name is null or x.token_name = excluded.token_name
 returning draining;
 
 -- name: close_session

@@ -31,6 +31,7 @@ SAMPLES = {
     "stripe_key": "sk_live_" + "4eC39HqLyjWDarjt",
     "package_token": "npm_" + "a1B2" * 9,
     "sendgrid_key": "SG." + "a" * 22 + "." + "b" * 43,
+    "rara_token": "rara_client_" + "a1B-" * 10 + "xyz",
     "jwt": "eyJhbGciOiJIUzI1" + ".eyJzdWIiOiIxMjM0" + ".SflKxwRJSMeKKF2Q",
     "url_with_password": "postgres://app:" + "s3cr3t-7f" + "@db.internal:5432/app",
 }

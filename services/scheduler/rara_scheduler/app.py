@@ -55,9 +55,12 @@ from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.sessions import SessionStore
 from rara_scheduler.store.start import RunStarter
 from rara_scheduler.store.sweeps import SweepStore
+from rara_scheduler.store.tokens import TokenStore
 from rara_scheduler.store.watch import WatchReads
 from rara_scheduler.transport import connections
 from rara_scheduler.transport.artifacts import ArtifactServicer
+from rara_scheduler.transport.auth import AuthInterceptor
+from rara_scheduler.transport.authenticator import Authenticator
 from rara_scheduler.transport.dispatch import DispatchServicer, Terms
 from rara_scheduler.transport.workflow import WorkflowServicer
 from rara_scheduler.watch_hub import ChangeHub
@@ -243,7 +246,11 @@ class Scheduler:
             ),
             checks=blob_checks,
         )
-        self._artifact_servicer = ArtifactServicer(transfers)
+        tokens = TokenStore(self._database)
+        self._authenticator = (
+            Authenticator(tokens, recheck_s=s.token_recheck_s) if s.auth == "tokens" else None
+        )
+        self._artifact_servicer = ArtifactServicer(transfers, holds_lease=tokens.holds_lease)
         self._uploads = UploadLoop(transfers)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -273,7 +280,8 @@ class Scheduler:
         await self._check_schema()
         await self._blobs.prepare()
         await self._database.open()
-        server = grpc.aio.server(options=_server_options(self._settings))
+        interceptors = [] if self._authenticator is None else [AuthInterceptor(self._authenticator)]
+        server = grpc.aio.server(interceptors=interceptors, options=_server_options(self._settings))
         dispatch_pb2_grpc.add_DispatchServiceServicer_to_server(self._dispatch_servicer, server)
         workflow_pb2_grpc.add_WorkflowServiceServicer_to_server(self._workflow_servicer, server)
         artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(self._artifact_servicer, server)
@@ -308,6 +316,7 @@ class Scheduler:
                         ("uploads", self._uploads.run),
                         ("direct", self._direct.run),
                         ("health", self._watch_health),
+                        *([] if self._authenticator is None else [("auth", self._authenticator.run)]),
                     )
                 ]
                 await self._stop_asked.wait()

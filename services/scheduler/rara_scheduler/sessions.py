@@ -46,6 +46,7 @@ class Session:
     """One executor's stream, as everything but the stream itself sees it.
 
     heartbeat_s: the interval agreed. clock: monotonic seconds. Frames are queued here and written by one task.
+    bearer: whose token it came with; None: without.
     """
 
     session_id: str
@@ -54,6 +55,7 @@ class Session:
     offer: Offer
     heartbeat_s: float
     clock: Callable[[], float] = time.monotonic
+    bearer: str | None = None
     held: dict[int, Held] = field(default_factory=dict)
     frames: asyncio.Queue[dispatch_pb2.ConnectResponse | None] = field(
         default_factory=lambda: asyncio.Queue(MAX_QUEUED_FRAMES)

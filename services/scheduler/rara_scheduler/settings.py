@@ -21,7 +21,11 @@ class Settings(BaseSettings):
     listen: str = "127.0.0.1:7310"
     """HOST:PORT; port 0 takes a free one, and the ready line names it."""
     insecure: bool = False
-    """Allow an address beyond loopback although there is neither TLS nor authentication yet."""
+    """Serve and dial beyond loopback in plain text all the same."""
+    auth: Literal["none", "tokens"] = "none"
+    """`tokens`: every call needs a bearer token, made by `rara token create`, whose role may make it."""
+    token_recheck_s: Annotated[float, Field(gt=0, le=60)] = 5.0
+    """How soon a token that was revoked or has expired stops, streams included."""
     direct_executors: Annotated[tuple[str, ...], NoDecode] = ()
     """HOST:PORT,...: executors that this scheduler dials, because they serve ExecutorService and do not dial."""
     migrate: bool = False

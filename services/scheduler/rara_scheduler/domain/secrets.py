@@ -30,6 +30,7 @@ VALUE_RULES: Final[tuple[tuple[str, str], ...]] = (
     ("stripe_key", r"\b[rs]k_live_[0-9A-Za-z]{16,}"),
     ("package_token", r"\b(?:npm_[0-9A-Za-z]{36}|pypi-AgEIcHlwaS5vcmc[0-9A-Za-z_-]{40,})"),
     ("sendgrid_key", r"\bSG\.[0-9A-Za-z_-]{22}\.[0-9A-Za-z_-]{43}"),
+    ("rara_token", r"\brara_(?:client|executor|operator)_[0-9A-Za-z_-]{43}"),
     ("jwt", r"\beyJ[0-9A-Za-z_-]{8,}\.eyJ[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]{8,}"),
     ("url_with_password", r"\b[A-Za-z][0-9A-Za-z+.-]*://[^\s/:@\"'?#\\]*:[^\s/@\"'?#\\]+@[^\s/@\"'\\]"),
 )

@@ -8,6 +8,7 @@ import asyncpg
 import orjson
 
 from rara_scheduler.domain.attempt import MAX_MISSING
+from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.ids import is_uuid
 from rara_scheduler.domain.routing import Offer
 from rara_scheduler.store.database import Connection, Database, Lane
@@ -31,6 +32,15 @@ class HeldLease:
     cancel_grace_s: float | None
 
 
+class AnothersExecutor(Fault):
+    def __init__(self) -> None:
+        super().__init__(
+            Code.NOT_ALLOWED,
+            "hello.executor_id: it came with the token of somebody else",
+            metadata={"field": "hello.executor_id"},
+        )
+
+
 class SessionStore:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -45,10 +55,12 @@ class SessionStore:
         schemas: Mapping[str, str],
         session_id: str,
         scheduler_id: str,
+        bearer: str | None = None,
     ) -> bool:
         """Make this the executor's newest session. True: an operator had asked it to drain.
 
-        schemas: input_schema_sha256 by kind.
+        schemas: input_schema_sha256 by kind. bearer: whose token it comes with. Raises AnothersExecutor
+        for an executor_id that came with somebody else's: whoever has the id has its leases.
         """
         capabilities = [
             {
@@ -60,7 +72,7 @@ class SessionStore:
             for c in offer.capabilities
         ]
         async with self._database.connection(Lane.ENGINE) as connection:
-            draining: bool = await connection.fetchval(
+            draining: bool | None = await connection.fetchval(
                 query("open_session"),
                 executor_id,
                 executor_name,
@@ -70,7 +82,10 @@ class SessionStore:
                 orjson.dumps(dict(offer.labels)).decode(),
                 session_id,
                 scheduler_id,
+                bearer,
             )
+        if draining is None:
+            raise AnothersExecutor
         return draining
 
     async def close(self, executor_id: str, session_id: str, *, for_good: bool) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final, TypeAlias
 
@@ -14,7 +14,8 @@ from rara.v1 import artifact_pb2_grpc, common_pb2, job_pb2
 from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.blobs.transfers import BlobTransfers, Piece
 from rara_scheduler.domain.errors import Code, Fault, field_invalid
-from rara_scheduler.store.blobs import UploadLease
+from rara_scheduler.store.blobs import UploadLease, UploadLeaseLost
+from rara_scheduler.transport.auth import uploads_under_lease
 from rara_scheduler.transport.status import abort, answers, internal_fault, streams
 
 MAX_DIGESTS: Final = 1000  # in one FindMissingBlobs
@@ -29,9 +30,17 @@ WriteContext: TypeAlias = grpc.aio.ServicerContext[
 class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
     """Put it on the scheduler's port; callers use a channel of its own, so that no heartbeat waits for a blob."""
 
-    def __init__(self, transfers: BlobTransfers, *, piece_wait_s: float = PIECE_WAIT_S) -> None:
+    def __init__(
+        self,
+        transfers: BlobTransfers,
+        *,
+        piece_wait_s: float = PIECE_WAIT_S,
+        holds_lease: Callable[[str, int, str], Awaitable[bool]] | None = None,
+    ) -> None:
+        """holds_lease: whether a step's lease is held by the executor of this name; asked where callers have names."""
         self._transfers = transfers
         self._piece_wait_s = piece_wait_s
+        self._holds_lease = holds_lease
 
     @answers
     async def FindMissingBlobs(
@@ -55,6 +64,7 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
             raise field_invalid("media_type", f"at most {MAX_MEDIA_TYPE_CHARS} characters")
         digest = digest_of(request.digest, "digest")
         lease = lease_of(request.lease) if request.HasField("lease") else None
+        await self._require_own(lease)
         upload_id, expires_at = await self._transfers.create_upload(digest, lease)
         response = pb.CreateUploadResponse(upload_id=upload_id)
         if expires_at is not None:
@@ -62,6 +72,20 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
             shown.FromDatetime(expires_at)
             response.expires_at.CopyFrom(shown)
         return response
+
+    async def _require_own(self, lease: UploadLease | None) -> None:
+        """An executor uploads under a lease that it holds."""
+        name = uploads_under_lease()
+        if name is None:
+            return
+        if lease is None:
+            raise Fault(
+                Code.NOT_ALLOWED,
+                "lease: an executor's token uploads under a lease",
+                metadata={"field": "lease"},
+            )
+        if self._holds_lease and not await self._holds_lease(lease.step_run_id, lease.lease_token, name):
+            raise UploadLeaseLost(lease.step_run_id)
 
     async def WriteBlob(
         self, request_iterator: AsyncIterator[pb.WriteBlobRequest], context: WriteContext

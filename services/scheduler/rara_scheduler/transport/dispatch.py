@@ -33,6 +33,7 @@ from rara_scheduler.sessions import (
 from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.run_ledger import CancelOrder
 from rara_scheduler.store.sessions import HeldLease, SessionStore
+from rara_scheduler.transport.auth import bearer, require_bearer, require_claim
 from rara_scheduler.transport.events import MESSAGE_BYTES, PayloadLimits, read_event
 from rara_scheduler.transport.jobs import duration
 from rara_scheduler.transport.status import abort
@@ -211,15 +212,18 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 metadata={"oldest": str(_OLDEST_VERSION), "newest": str(PROTOCOL_VERSION)},
             )
         offer, schemas = read_offer(hello)
+        require_claim(offer)
         session = Session(
             session_id=str(uuid_utils.compat.uuid7()),
             executor_id=hello.executor_id,
             executor_name=clean_text(hello.executor_name, 255),
             offer=offer,
             heartbeat_s=self._terms.heartbeat_s,
+            bearer=bearer(),
         )
         old = self._sessions.get(session.executor_id)
         if old is not None:
+            require_bearer(old.bearer)
             old.end("REPLACED")
             self._sessions.remove(old)
         facts = {"executor_id": session.executor_id, "executor_name": session.executor_name}
@@ -234,6 +238,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 schemas=schemas,
                 session_id=session.session_id,
                 scheduler_id=self._scheduler_id,
+                bearer=session.bearer,
             )
             left_out = await self._welcome(session, hello)
             self._sessions.add(session)
