@@ -2,13 +2,15 @@
 
 import asyncio
 import hashlib
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
 from rara.v1 import common_pb2, job_pb2
 
+from rara_executor.artifact_rules import MAX_MANIFEST_BYTES
 from rara_executor.blob_cache import BlobCache
 from rara_executor.blob_client import BlobClient
-from rara_executor.artifact_rules import MAX_MANIFEST_BYTES
 from rara_executor.codes import Code
 from rara_executor.errors import JobFailure
 from rara_executor.runner_protocol import PutArtifact
@@ -16,6 +18,15 @@ from rara_executor.runner_protocol import PutArtifact
 MAX_INLINE_BYTES = 16 << 10
 # All inline bytes of one manifest: the rest of a message may have 1 MiB.
 MAX_INLINE_TOTAL_BYTES = 512 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Bytes of a checkpoint. path: None until they are opened."""
+
+    digest: common_pb2.Digest
+    media_type: str
+    path: Path | None
 
 
 class ArtifactStore:
@@ -37,32 +48,76 @@ class JobArtifacts:
         self._store = store
         self._lease = request.lease
         self._inputs = {artifact.name: artifact for artifact in request.input_artifacts}
+        self._carried = {artifact.name: artifact for artifact in request.checkpoint_artifacts}
+        self._opened: dict[tuple[bool, str], Path] = {}
+        self._kept: dict[str, _Kept] = {
+            artifact.digest.sha256: _Kept(artifact.digest, artifact.media_type, None)
+            for artifact in request.checkpoint_artifacts
+        }
+        self._newest: deque[set[str]] = deque([set(), set()])  # what the newest two checkpoints name of it
         self._scratch = scratch
         self._files: dict[str, tuple[common_pb2.Digest, str, Path]] = {}
         self._inline_total = 0
+        self._manifest_bytes = 0
 
-    async def open(self, name: str) -> Path:
-        """A path with the verified bytes of the input artifact. Raises JobFailure."""
-        artifact = self._inputs.get(name)
+    async def open(self, name: str, *, of_checkpoint: bool = False) -> Path:
+        """A path with the verified bytes of an input, or of the checkpoint's artifact. Raises JobFailure."""
+        known, what = (self._carried, "checkpoint") if of_checkpoint else (self._inputs, "input")
+        artifact = known.get(name)
         if artifact is None:
-            raise JobFailure(Code.ARTIFACT_MISSING, f"no input artifact {name!r}")
-        target = self._scratch / f"in-{list(self._inputs).index(name)}"
-        if name not in self.consumed:
+            raise JobFailure(Code.ARTIFACT_MISSING, f"no {what} artifact {name!r}")
+        target = self._scratch / f"{'checkpoint' if of_checkpoint else 'in'}-{list(known).index(name)}"
+        if (of_checkpoint, name) not in self._opened:
             target.unlink(missing_ok=True)  # of an open that was cut short
             if artifact.inline or not artifact.digest.size_bytes:
                 await asyncio.to_thread(_write_inline, artifact, target)
             else:
                 async with self._store.transfers:
                     await self._store.cache.place(artifact.digest, target)
-            self.consumed[name] = artifact.digest
+            self._opened[of_checkpoint, name] = target
+            if of_checkpoint:
+                self._kept[artifact.digest.sha256] = _Kept(artifact.digest, artifact.media_type, target)
+            else:
+                self.consumed[name] = artifact.digest
         return target
 
+    async def keep(self, message: PutArtifact) -> None:
+        """Store bytes that a checkpoint is going to name by their path. Raises JobFailure."""
+        path = self._own(message.path)
+        digest = common_pb2.Digest(sha256=message.sha256, size_bytes=message.size_bytes)
+        self._kept[message.path] = kept = _Kept(digest, message.media_type, path)
+        await self._upload_kept(kept)
+
+    def of_checkpoint(self, named: list[tuple[str, str]]) -> list[common_pb2.Artifact]:
+        """What a checkpoint names: by the path of what was kept, or by a digest of the checkpoint before.
+
+        The files of all but the newest two checkpoints are removed: no event that is under way needs them.
+        """
+        artifacts = []
+        for name, key in named:
+            kept = self._kept[key]
+            artifacts.append(
+                common_pb2.Artifact(
+                    name=name, digest=kept.digest, media_type=kept.media_type, type="checkpoint"
+                )
+            )
+        if named:
+            self._newest.append({key for _, key in named})
+            for key in self._newest.popleft() - set().union(*self._newest):
+                path = self._kept[key].path
+                if path is not None and path == Path(key):
+                    path.unlink(missing_ok=True)
+                    del self._kept[key]
+        return artifacts
+
+    def _own(self, path: str) -> Path:
+        if not Path(path).is_relative_to(self._scratch):
+            raise JobFailure(Code.INTERNAL, "an artifact outside the job's folder")
+        return Path(path)
+
     async def put(self, message: PutArtifact) -> None:
-        self._manifest_bytes = 0
         """Store an output and list it. Raises JobFailure."""
-        path = Path(message.path)
-        if not path.is_relative_to(self._scratch):
-            raise JobFailure(Code.INTERNAL, "an output outside the job's folder")
+        path = self._own(message.path)
         digest = common_pb2.Digest(sha256=message.sha256, size_bytes=message.size_bytes)
         artifact = common_pb2.Artifact(
             name=message.name,
@@ -75,6 +130,13 @@ class JobArtifacts:
         )
         if message.metadata:
             artifact.metadata.data = message.metadata.encode()
+        self._manifest_bytes += artifact.ByteSize()
+        if self._manifest_bytes > MAX_MANIFEST_BYTES:
+            raise JobFailure(
+                Code.ARTIFACT_TOO_LARGE,
+                f"the manifest has {self._manifest_bytes} bytes, and {MAX_MANIFEST_BYTES} are its limit: "
+                "use fewer artifacts, or less metadata",
+            )
         self._files[message.sha256] = digest, message.media_type, path
         fits = message.size_bytes <= self._store.max_inline_bytes
         if fits and self._inline_total + message.size_bytes <= MAX_INLINE_TOTAL_BYTES:
@@ -87,12 +149,23 @@ class JobArtifacts:
     async def upload_again(self, digests: list[common_pb2.Digest]) -> None:
         """Store blobs that the scheduler misses. Raises JobFailure."""
         for digest in digests:
-            if digest.sha256 not in self._files:
+            if digest.sha256 in self._files:
+                await self._upload(digest.sha256)
+                continue
+            found = [
+                kept for kept in self._kept.values() if kept.digest.sha256 == digest.sha256 and kept.path
+            ]
+            if not found:
                 raise JobFailure(
                     Code.ARTIFACT_MISMATCH,
-                    f"blob {digest.sha256} is missing and is none of this job's outputs",
+                    f"blob {digest.sha256} is missing, and this job does not have its bytes",
                 )
-            await self._upload(digest.sha256)
+            await self._upload_kept(found[0])
+
+    async def _upload_kept(self, kept: "_Kept") -> None:
+        if kept.digest.size_bytes and kept.path:  # the empty blob is known by its digest
+            async with self._store.transfers:
+                await self._store.client.upload(self._lease, kept.digest, kept.media_type, kept.path)
 
     async def _upload(self, sha256: str) -> None:
         digest, media_type, path = self._files[sha256]
@@ -108,10 +181,3 @@ def _write_inline(artifact: common_pb2.Artifact, target: Path) -> None:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(artifact.inline)
-        self._manifest_bytes += artifact.ByteSize()
-        if self._manifest_bytes > MAX_MANIFEST_BYTES:
-            raise JobFailure(
-                Code.ARTIFACT_TOO_LARGE,
-                f"the manifest has {self._manifest_bytes} bytes, and {MAX_MANIFEST_BYTES} are its limit: "
-                "use fewer artifacts, or less metadata",
-            )

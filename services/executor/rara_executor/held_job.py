@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from rara.v1 import common_pb2, job_pb2
+from rara.v1 import job_pb2
 
 from rara_executor.artifacts import JobArtifacts
 from rara_executor.lease_clock import LeaseClock
@@ -53,7 +53,7 @@ class HeldJob:
     stop: Stop | None = None
     leaves_children: bool = False  # processes that end with its runner
     outcome: Outcome | None = None  # what the handler said, while its runner still has to end
-    checkpoint: common_pb2.Payload | None = None  # the newest reported
+    checkpoint: job_pb2.JobProgress | None = None  # the newest report that had one
     refused_sequence: int = 0  # of the event that a terminal one has to replace
     refusals: int = 0
     kill_timer: asyncio.TimerHandle | None = None

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rara_executor import payload, text
 from rara_executor.codes import Code
 from rara_executor.errors import JobFailure, PayloadInvalid
-from rara_executor.job_artifacts import Artifacts, BlockingArtifacts
+from rara_executor.job_artifacts import Artifacts, BlockingArtifacts, Keepable
 from rara_executor.ports import AsyncPort, BlockingPort, check
 from rara_executor.runner_protocol import FromRunner, LogLine, Progress, RecordEffect, StartJob
 
@@ -102,6 +102,7 @@ class JobView:
         message: str,
         metrics: Mapping[str, float] | None,
         checkpoint: object,
+        artifacts: list[tuple[str, str]],
     ) -> Progress:
         limit = self._start.max_payload_bytes
         return Progress(
@@ -112,6 +113,7 @@ class JobView:
             checkpoint=None
             if checkpoint is None
             else payload.encode(checkpoint, what="checkpoint", limit_bytes=limit),
+            artifacts=artifacts,
         )
 
     def _recorded(self, name: str) -> tuple[bool, Any]:
@@ -151,9 +153,15 @@ class Job(JobView):
         message: str = "",
         metrics: Mapping[str, float] | None = None,
         checkpoint: object = None,
+        artifacts: Mapping[str, Keepable] | None = None,
     ) -> None:
-        """Report how far it is, from 0 to 1; the newest checkpoint is what a later attempt starts from."""
-        await self._port.send(self._progress(fraction, message, metrics, checkpoint))
+        """Report how far it is, from 0 to 1; the newest checkpoint is what a later attempt starts from.
+
+        artifacts: bytes that the checkpoint needs, by name; stored first. A later attempt finds them with
+        `artifacts.open_checkpoint(name)`. They replace those of the checkpoint before.
+        """
+        kept = await self.artifacts.keep_for_checkpoint(_of_checkpoint(checkpoint, artifacts))
+        await self._port.send(self._progress(fraction, message, metrics, checkpoint, kept))
 
     async def once(self, name: str, fn: Callable[[], Awaitable[R] | R]) -> R:
         """The result of fn, from whichever attempt recorded it first; fn may be async.
@@ -187,9 +195,14 @@ class BlockingJob(JobView):
         message: str = "",
         metrics: Mapping[str, float] | None = None,
         checkpoint: object = None,
+        artifacts: Mapping[str, Keepable] | None = None,
     ) -> None:
-        """Report how far it is, from 0 to 1; the newest checkpoint is what a later attempt starts from."""
-        self._port.send(self._progress(fraction, message, metrics, checkpoint))
+        """Report how far it is, from 0 to 1; the newest checkpoint is what a later attempt starts from.
+
+        artifacts: as for an async handler.
+        """
+        kept = self.artifacts.keep_for_checkpoint(_of_checkpoint(checkpoint, artifacts))
+        self._port.send(self._progress(fraction, message, metrics, checkpoint, kept))
 
     def once(self, name: str, fn: Callable[[], R]) -> R:
         """The result of fn, from whichever attempt recorded it first."""
@@ -201,6 +214,12 @@ class BlockingJob(JobView):
         check(self._port.request(effect))
         stored: R = self._remember(effect)
         return stored
+
+
+def _of_checkpoint(checkpoint: object, artifacts: Mapping[str, Keepable] | None) -> Mapping[str, Keepable]:
+    if artifacts and checkpoint is None:
+        raise ValueError("artifacts belong to a checkpoint: give one, if only an empty object")
+    return artifacts or {}
 
 
 def _fraction(value: float | None) -> float | None:

@@ -1,8 +1,10 @@
 """The artifacts of a job as its handler sees them: named inputs, and the outputs so far."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from rara_executor import artifact_rules
 from rara_executor.artifact_files import (
@@ -17,7 +19,11 @@ from rara_executor.artifact_files import (
 from rara_executor.codes import Code
 from rara_executor.errors import JobFailure
 from rara_executor.ports import AsyncPort, BlockingPort, check
-from rara_executor.runner_protocol import OpenArtifact, PutArtifact, StartJob
+from rara_executor.runner_protocol import InputInfo, OpenArtifact, PutArtifact, StartJob
+
+MAX_CHECKPOINT_ARTIFACTS = 64
+
+Keepable: TypeAlias = bytes | str | Path | InputArtifact  # a string is a path
 
 
 class ArtifactsView:
@@ -32,6 +38,10 @@ class ArtifactsView:
     def names(self) -> list[str]:
         """The names of the input artifacts."""
         return sorted(info.name for info in self._start.inputs)
+
+    def checkpoint_names(self) -> list[str]:
+        """The names of the artifacts that came with the checkpoint."""
+        return sorted(info.name for info in self._start.checkpoint_artifacts)
 
     def _input(self, name: str) -> InputArtifact:
         return _named(self._start.inputs, name, "input")
@@ -61,6 +71,9 @@ class ArtifactsView:
                 Code.ARTIFACT_TOO_LARGE, f"a manifest has at most {artifact_rules.MAX_ARTIFACTS} artifacts"
             )
         self._put[name] = OutputArtifact(name, "", 0)  # taken, also while another put is under way
+        return self._new_file()
+
+    def _new_file(self) -> Path:
         scratch = Path(self._start.scratch)
         scratch.mkdir(parents=True, exist_ok=True)
         self._files += 1
@@ -99,6 +112,34 @@ class ArtifactsView:
         return self._put[name]
 
 
+def _named(known: Iterable[InputInfo], name: str, what: str) -> InputArtifact:
+    for info in known:
+        if info.name == name:
+            return InputArtifact.unopened(info)
+    names = ", ".join(sorted(info.name for info in known)) or "none"
+    raise JobFailure(Code.ARTIFACT_MISSING, f"no {what} artifact {name!r}; there are: {names}")
+
+
+def _checked(given: Mapping[str, Keepable]) -> Mapping[str, Keepable]:
+    if len(given) > MAX_CHECKPOINT_ARTIFACTS:
+        raise JobFailure(
+            Code.PAYLOAD_TOO_LARGE,
+            f"{len(given)} artifacts of a checkpoint, the limit is {MAX_CHECKPOINT_ARTIFACTS}",
+            retryable=False,
+        )
+    return given
+
+
+def _keep(source: Keepable, target: Path) -> OutputFile:
+    match source:
+        case bytes():
+            return keep_bytes(source, target)
+        case InputArtifact():
+            return keep_file(source.path, target)
+        case _:
+            return keep_file(Path(source), target)
+
+
 class Artifacts(ArtifactsView):
     """Artifacts for an `async def` handler."""
 
@@ -115,6 +156,27 @@ class Artifacts(ArtifactsView):
             check(reply)
             self._opened[name] = artifact.at(Path(reply.path))
         return self._opened[name]
+
+    async def open_checkpoint(self, name: str) -> InputArtifact:
+        """Fetch an artifact that an earlier attempt kept with the checkpoint, verified by digest and size."""
+        artifact = self._of_checkpoint(name)
+        request = self._port.next_request()
+        reply = check(
+            await self._port.request(OpenArtifact(self._start.lease_token, request, name, of_checkpoint=True))
+        )
+        return artifact.at(Path(reply.path))
+
+    async def keep_for_checkpoint(self, given: Mapping[str, Keepable]) -> list[tuple[str, str]]:
+        """For Job.progress: store what a checkpoint is to name; names and where each is kept."""
+        kept = []
+        for name, source in _checked(given).items():
+            if carried := self._carried(source):
+                kept.append((name, carried))
+                continue
+            file = await asyncio.to_thread(_keep, source, self._new_file())
+            check(await self._port.request(self._keep_message(name, file, self._port.next_request())))
+            kept.append((name, str(file.path)))
+        return kept
 
     async def put_file(
         self,
@@ -182,6 +244,27 @@ class BlockingArtifacts(ArtifactsView):
             check(reply)
             self._opened[name] = artifact.at(Path(reply.path))
         return self._opened[name]
+
+    def open_checkpoint(self, name: str) -> InputArtifact:
+        """Fetch an artifact that an earlier attempt kept with the checkpoint, verified by digest and size."""
+        artifact = self._of_checkpoint(name)
+        request = self._port.next_request()
+        reply = check(
+            self._port.request(OpenArtifact(self._start.lease_token, request, name, of_checkpoint=True))
+        )
+        return artifact.at(Path(reply.path))
+
+    def keep_for_checkpoint(self, given: Mapping[str, Keepable]) -> list[tuple[str, str]]:
+        """For BlockingJob.progress: store what a checkpoint is to name; names and where each is kept."""
+        kept = []
+        for name, source in _checked(given).items():
+            if carried := self._carried(source):
+                kept.append((name, carried))
+                continue
+            file = _keep(source, self._new_file())
+            check(self._port.request(self._keep_message(name, file, self._port.next_request())))
+            kept.append((name, str(file.path)))
+        return kept
 
     def put_file(
         self,

@@ -256,6 +256,7 @@ class Outbox:
         """The newer message under the older number; a checkpoint that was not sent is never lost with it."""
         if not event.progress.HasField("checkpoint") and last.event.progress.HasField("checkpoint"):
             event.progress.checkpoint.CopyFrom(last.event.progress.checkpoint)
+            event.progress.checkpoint_artifacts.extend(last.event.progress.checkpoint_artifacts)
         event.sequence = last.sequence
         size = event.ByteSize()
         self.held_bytes += size - last.size_bytes

@@ -84,6 +84,7 @@ class StartJob:
     max_payload_bytes: int
     input: bytes
     checkpoint: bytes | None
+    checkpoint_artifacts: list[InputInfo] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,9 @@ class Progress:
     message: str
     metrics: dict[str, float]
     checkpoint: bytes | None
+    artifacts: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # of the checkpoint: name, and what keep said
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class OpenArtifact:
     lease_token: int
     request: int
     name: str
+    of_checkpoint: bool = False  # else: an input
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,7 @@ class PutArtifact:
     type: str
     metadata: str  # JSON; empty: none
     derived_from: list[tuple[str, int]]  # digests and sizes
+    for_checkpoint: bool = False  # else: an output
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +229,10 @@ def _shapes() -> list[_Shape]:
     return shapes
 
 
-_NESTED: dict[type, dict[str, type]] = {Ready: {"operations": OperationInfo}, StartJob: {"inputs": InputInfo}}
+_NESTED: dict[type, dict[str, type]] = {
+    Ready: {"operations": OperationInfo},
+    StartJob: {"inputs": InputInfo, "checkpoint_artifacts": InputInfo},
+}
 _SHAPES = _shapes()
 _BY_CLASS = {shape.cls: shape for shape in _SHAPES}
 

@@ -309,9 +309,9 @@ class Supervisor:
 
     def _on_progress(self, job: HeldJob, message: Progress) -> None:
         self._timers.progressed(job)
-        event = self._events.progress(job.lease, message)
+        event = self._events.progress(job.lease, message, job.artifacts.of_checkpoint(message.artifacts))
         if message.checkpoint is not None:
-            job.checkpoint = event.progress.checkpoint
+            job.checkpoint = event.progress
         self._emit(event)
 
     def _on_outcome(self, job: HeldJob, runner: Runner, outcome: Outcome) -> None:
@@ -476,7 +476,9 @@ class Supervisor:
         path, code, problem = "", "", ""
         try:
             if isinstance(message, OpenArtifact):
-                path = str(await job.artifacts.open(message.name))
+                path = str(await job.artifacts.open(message.name, of_checkpoint=message.of_checkpoint))
+            elif message.for_checkpoint:
+                await job.artifacts.keep(message)
             else:
                 await job.artifacts.put(message)
         except JobFailure as error:

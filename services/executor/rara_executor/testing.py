@@ -54,6 +54,7 @@ class Report:
     message: str
     metrics: Mapping[str, float]
     checkpoint: Any
+    artifacts: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ async def run_handler(
     metadata: Mapping[str, object] | None = None,
     secrets: Mapping[str, str] | None = None,
     checkpoint: object = None,
+    checkpoint_artifacts: Mapping[str, bytes | Path] | None = None,
     effects: Mapping[str, object] | None = None,
     input_schema: Mapping[str, object] | None = None,
     attempt: int = 1,
@@ -90,6 +92,7 @@ async def run_handler(
     """
     with tempfile.TemporaryDirectory(prefix="rara-test-") as folder:
         inputs = _Inputs(Path(folder) / "inputs", artifacts or {}, metadata or {})
+        carried = _Inputs(Path(folder) / "checkpoint", checkpoint_artifacts or {}, {})
         start = StartJob(
             lease_token=1,
             step_run_id="test-step-run",
@@ -110,9 +113,10 @@ async def run_handler(
             max_payload_bytes=payload.MAX_PAYLOAD_BYTES,
             input=payload.encode(input, what="input"),
             checkpoint=None if checkpoint is None else payload.encode(checkpoint, what="checkpoint"),
+            checkpoint_artifacts=carried.infos,
         )
         _check_input(handler, input_schema, start)
-        local = _Local(inputs)
+        local = _Local(inputs, carried)
         if is_async(handler):
             value = await cast("AsyncHandler", handler)(Job(start, _AsyncPort(local)))
         else:
@@ -157,15 +161,18 @@ class _Inputs:
 class _Local:
     """Answers a handler's messages as a supervisor would that reaches its scheduler at once."""
 
-    def __init__(self, inputs: _Inputs) -> None:
+    def __init__(self, inputs: _Inputs, carried: _Inputs) -> None:
         self.run = HandlerRun()
         self._inputs = inputs
+        self._carried = carried
+        self._kept = {info.sha256: carried.paths[info.name] for info in carried.infos}
 
     def take(self, message: FromRunner) -> None:
         match message:
             case Progress():
                 checkpoint = None if message.checkpoint is None else payload.decode(message.checkpoint)
-                report = Report(message.fraction, message.message, message.metrics, checkpoint)
+                kept = {name: self._kept.get(key, Path(key)).read_bytes() for name, key in message.artifacts}
+                report = Report(message.fraction, message.message, message.metrics, checkpoint, kept)
                 self.run.progress.append(report)
             case LogLine():
                 self.run.logged.append(message.event)
@@ -175,6 +182,10 @@ class _Local:
     def answer(self, message: Request) -> Reply:
         path = ""
         match message:
+            case OpenArtifact(of_checkpoint=True):
+                path = str(self._carried.paths[message.name])
+            case PutArtifact(for_checkpoint=True):
+                pass  # its bytes are in the scratch folder
             case OpenArtifact():
                 path = str(self._inputs.paths[message.name])
                 self.run.opened.append(message.name)

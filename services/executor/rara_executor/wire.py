@@ -1,6 +1,7 @@
 """Events as the contract has them, with every text made valid, redacted and cut to size."""
 
 import time
+from collections.abc import Iterable
 
 from rara.v1 import common_pb2, job_pb2
 
@@ -25,7 +26,9 @@ class EventFactory:
     def running(self, lease: job_pb2.Lease, runner_id: str) -> job_pb2.ProgressEvent:
         return _event(lease, running=job_pb2.JobRunning(runner_id=runner_id))
 
-    def progress(self, lease: job_pb2.Lease, progress: Progress) -> job_pb2.ProgressEvent:
+    def progress(
+        self, lease: job_pb2.Lease, progress: Progress, artifacts: Iterable[common_pb2.Artifact] = ()
+    ) -> job_pb2.ProgressEvent:
         message = job_pb2.JobProgress(
             message=text.cut(self._redactor.text(progress.message), text.MAX_PROGRESS_BYTES),
             metrics={self._redactor.text(name): value for name, value in progress.metrics.items()},
@@ -34,6 +37,7 @@ class EventFactory:
             message.fraction = progress.fraction
         if progress.checkpoint is not None:
             message.checkpoint.data = self._redactor.json(progress.checkpoint)
+            message.checkpoint_artifacts.extend(artifacts)
         return _event(lease, progress=message)
 
     def effect(self, lease: job_pb2.Lease, effect: RecordEffect) -> job_pb2.ProgressEvent:
@@ -77,12 +81,14 @@ class EventFactory:
         self,
         lease: job_pb2.Lease,
         reason: str,
-        checkpoint: common_pb2.Payload | None,
+        checkpoint: job_pb2.JobProgress | None,
         end: ProcessExit | None,
     ) -> job_pb2.ProgressEvent:
+        """checkpoint: the newest report that had one."""
         cancelled = job_pb2.JobCancelled(reason=reason)
         if checkpoint is not None:
-            cancelled.checkpoint.CopyFrom(checkpoint)
+            cancelled.checkpoint.CopyFrom(checkpoint.checkpoint)
+            cancelled.checkpoint_artifacts.extend(checkpoint.checkpoint_artifacts)
         if end is not None:
             cancelled.runner_exit.CopyFrom(_exit(end))
         return _event(lease, cancelled=cancelled)
@@ -124,23 +130,25 @@ def start_message(
         kind=request.kind,
         kind_version=request.kind_version,
         time_left_s=time_left_s,
-        inputs=[
-            Input(
-                name=artifact.name,
-                sha256=artifact.digest.sha256,
-                size_bytes=artifact.digest.size_bytes,
-                media_type=artifact.media_type,
-                type=artifact.type,
-                metadata=artifact.metadata.data.decode("utf-8", "replace"),
-            )
-            for artifact in request.input_artifacts
-        ],
+        inputs=[_input(artifact) for artifact in request.input_artifacts],
         secrets=secrets,
         effects={effect.name: effect.result.data.decode("utf-8", "replace") for effect in request.effects},
         scratch=scratch,
         max_payload_bytes=max_payload_bytes,
         input=request.input.data,
         checkpoint=request.checkpoint.data if request.HasField("checkpoint") else None,
+        checkpoint_artifacts=[_input(artifact) for artifact in request.checkpoint_artifacts],
+    )
+
+
+def _input(artifact: common_pb2.Artifact) -> Input:
+    return Input(
+        name=artifact.name,
+        sha256=artifact.digest.sha256,
+        size_bytes=artifact.digest.size_bytes,
+        media_type=artifact.media_type,
+        type=artifact.type,
+        metadata=artifact.metadata.data.decode("utf-8", "replace"),
     )
 
 
