@@ -260,34 +260,3 @@ select x.executor_id::text, x.executor_name, x.executor_kind, x.sdk, x.capabilit
    and ($6::uuid is null or x.executor_id = $6)
  order by x.executor_id desc
  limit $5;
-
--- name: lineage_of_artifact
--- Edges that touch the digest $1: $2 true for the steps that made it, false for those that used it. ($3, $4, $5)
--- behind which edge; $6 how many.
-select l.sha256, l.size_bytes, l.name, l.workflow_run_id::text, l.step_run_id::text, l.attempt, l.produced, l.declared
-  from rara.lineage l
- where l.sha256 = $1
-   and l.produced = $2
-   and ($3::text is null or (l.sha256, l.step_run_id, l.name) > ($3, $4::uuid, $5::text))
- order by l.sha256, l.step_run_id, l.name
- limit $6;
-
--- name: lineage_of_step
--- Edges of the step $1: $2 true for what it made, false for what it used.
-select l.sha256, l.size_bytes, l.name, l.workflow_run_id::text, l.step_run_id::text, l.attempt, l.produced, l.declared
-  from rara.lineage l
- where l.step_run_id = $1::uuid
-   and l.produced = $2
-   and ($3::text is null or (l.sha256, l.step_run_id, l.name) > ($3, $4::uuid, $5::text))
- order by l.sha256, l.step_run_id, l.name
- limit $6;
-
--- name: lineage_of_run
--- Edges of all steps that the run $1 executed: $2 true for what they made, false for what they used.
-select l.sha256, l.size_bytes, l.name, l.workflow_run_id::text, l.step_run_id::text, l.attempt, l.produced, l.declared
-  from rara.lineage l
- where l.workflow_run_id = $1::uuid
-   and l.produced = $2
-   and ($3::text is null or (l.sha256, l.step_run_id, l.name) > ($3, $4::uuid, $5::text))
- order by l.sha256, l.step_run_id, l.name
- limit $6;

@@ -1,4 +1,4 @@
-"""What is shown of runs, steps, attempts, executors and lineage, against rows that the engine really wrote."""
+"""What is shown of runs, steps, attempts and executors, against rows that the engine really wrote."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from rara.v1 import job_pb2
-from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint, EventType, Outcome, Report
+from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint, EventType, Report
 from rara_scheduler.domain.errors import Code, Fault, StepError
 from rara_scheduler.domain.run import RunState
 from rara_scheduler.domain.start_command import RunArtifact
@@ -418,7 +418,7 @@ async def test_a_long_run_is_shown_with_its_first_thousand_steps_and_small_paylo
     assert (lean_bytes(50), lean_bytes(1000)) == (4096, 524)
 
 
-# ---------------------------------------------------------------- executors and lineage
+# ---------------------------------------------------------------- executors
 
 
 async def test_executors_are_shown_with_the_state_that_counts_for_dispatch(world: ReadWorld) -> None:
@@ -445,39 +445,6 @@ async def test_executors_are_shown_with_the_state_that_counts_for_dispatch(world
     rest = await world.reads.list_executors(ExecutorFilter(), below=every[1].executor_id, limit=10)
     assert [each.executor_id for each in rest] == [each.executor_id for each in every[2:]]
     assert await world.reads.list_executors(ExecutorFilter(kind="other"), below=None, limit=10) == []
-
-
-async def test_lineage_says_in_one_hop_what_made_and_what_used_an_artifact(world: ReadWorld) -> None:
-    store = world.store
-    binding = [{"name": "in", "from_step": "a", "from_name": "out"}]
-    await store.define("flow", {"a": {}, "b": {"input_artifacts": binding}})
-    run_id = await store.start("flow")
-    first = await store.lease_one()
-    out = inline_artifact("out", b"made by a")
-    await store.report(first, accepted(1), running(2), succeeded(3, b"{}", [out]))
-    second = await store.lease_one()
-    derived = ArtifactFacts(
-        "two", hashlib.sha256(b"two").hexdigest(), 3, "a/b", "blob", b"two", None, (out.sha256,)
-    )
-    seen = Outcome(b"{}", (derived,), ((out.sha256, out.size_bytes),))
-    await store.report(second, accepted(1), running(2), Report(3, EventType.SUCCEEDED, b"s", outcome=seen))
-
-    async def edges(start: Any, what: str, produced: bool) -> list[tuple[str, str, bool]]:
-        found = await world.reads.lineage(start, what, produced=produced, after=None, limit=10)
-        assert {each.workflow_run_id for each in found} <= {run_id}
-        return [(each.step_run_id, each.sha256, each.produced) for each in found]
-
-    assert await edges("artifact", out.sha256, True) == [(first.step_run_id, out.sha256, True)]
-    used = await edges("artifact", out.sha256, False)
-    assert set(used) == {(second.step_run_id, out.sha256, False)}
-    assert await edges("step", second.step_run_id, True) == [(second.step_run_id, derived.sha256, True)]
-    assert {edge[0] for edge in await edges("run", run_id, True)} == {first.step_run_id, second.step_run_id}
-    made = await world.reads.lineage("run", run_id, produced=True, after=None, limit=10)
-    position = made[0].sha256, made[0].step_run_id, made[0].name
-    assert await world.reads.lineage("run", run_id, produced=True, after=position, limit=10) == made[1:]
-    step = await world.step(second)
-    assert step.manifest is not None
-    assert step.manifest[0].derived_from == ((out.sha256, out.size_bytes),)
 
 
 # ---------------------------------------------------------------- why

@@ -347,11 +347,21 @@ async def test_bad_terms_of_other_calls(world: RunningScheduler) -> None:
         (
             "QueryLineage",
             (
-                S.QueryLineageRequest(workflow_run_id=run_id, direction=up, depth=2),
-                grpc.StatusCode.UNIMPLEMENTED,
-                "FEATURE_DISABLED",
+                S.QueryLineageRequest(artifact_prefix="0123abc", direction=up),
+                INVALID,
+                field,
+                ["artifact_prefix"],
+                "8 to 64 lower-case",
+            ),
+        ),
+        (
+            "QueryLineage",
+            (
+                S.QueryLineageRequest(artifact_prefix="0123abcd", direction=up),
+                NOT_FOUND,
+                "ARTIFACT_NOT_FOUND",
                 [],
-                "one hop",
+                "begins with 0123abcd",
             ),
         ),
         (
@@ -378,7 +388,7 @@ async def test_bad_terms_of_other_calls(world: RunningScheduler) -> None:
     for method, case in cases:
         await is_refused(world, method, case)
     assert await world.run_state(run_id) == "pending"
-    for depth in (0, 1):
+    for depth in (0, 1, 32):
         lineage = S.QueryLineageRequest(workflow_run_id=run_id, direction=up, depth=depth)
         assert not (await world.workflows.QueryLineage(lineage, timeout=WAIT_S)).edges
     request = S.CancelRunRequest(workflow_run_id=run_id, grace=Duration(seconds=86400), message="m" * 10_000)

@@ -17,10 +17,12 @@ from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.store.database import Database
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.explain import Explainer
+from rara_scheduler.store.lineage import LineageReads
 from rara_scheduler.store.reads import Reads
 from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.start import RunStarter
 from rara_scheduler.store.watch import WatchReads
+from rara_scheduler.transport.page_token import encode_token
 from rara_scheduler.transport.workflow import WorkflowServicer
 from rara_scheduler.watch_hub import ChangeHub
 from rara_scheduler.watching import Watching
@@ -382,10 +384,49 @@ async def test_lineage_is_asked_for_up_and_down_from_digest_step_and_run(world: 
         return [(edge.step_run_id, edge.artifact_name, edge.produced) for edge in response.edges]
 
     assert await edges(up, artifact=made) == [(a.step_run_id, "out", True)]
-    assert await edges(down, artifact=made) == [(b.step_run_id, "in", False)]
+    assert await edges(down, artifact=made) == [(b.step_run_id, "in", False), (b.step_run_id, "out", True)]
     assert await edges(up, step_run_id=b.step_run_id) == [(b.step_run_id, "in", False)]
     assert await edges(down, step_run_id=b.step_run_id, depth=1) == [(b.step_run_id, "out", True)]
     assert {edge[0] for edge in await edges(down, workflow_run_id=run_id)} == {a.step_run_id, b.step_run_id}
+    end = b.manifest.artifacts[0].digest
+    whole = await edges(up, artifact=end, depth=32)
+    assert whole == [(b.step_run_id, "out", True), (b.step_run_id, "in", False), (a.step_run_id, "out", True)]
+    assert await edges(up, artifact_prefix=end.sha256[:8], depth=2) == whole
+
+    query = S.QueryLineageRequest(direction=up, artifact=end, depth=2, page_size=1)
+    pages = []
+    while True:
+        pages.append(await world.workflows.QueryLineage(query, timeout=WAIT_S))
+        if not pages[-1].next_page_token:
+            break
+        query.page_token = pages[-1].next_page_token
+    found = [edge for page in pages for edge in page.edges]
+    assert [(edge.step_run_id, edge.artifact_name, edge.produced) for edge in found] == whole
+    assert [(edge.depth, edge.step_name, edge.definition, edge.definition_version, edge.kind) for edge in found] == [
+        (1, "b", "flow", 1, KIND), (1, "b", "flow", 1, KIND), (2, "a", "flow", 1, KIND),
+    ]  # fmt: skip
+    assert [edge.artifact_type for edge in found] == ["blob"] * 3
+    assert all(page.artifact == end and not page.truncated for page in pages)
+
+
+async def test_tokens_of_lineage_pages_are_not_taken_on_trust(world: RunningScheduler) -> None:
+    """Each is ours, but for one part of its position."""
+    query = S.QueryLineageRequest(
+        direction=S.LINEAGE_DIRECTION_UPSTREAM, artifact=common_pb2.Digest(sha256="0" * 64)
+    )
+    good = ["10:20:10,12", "1", "0", "0" * 64, str(uuid.uuid4()), "name"]
+    query.page_token = encode_token(query, good)
+    assert not (await world.workflows.QueryLineage(query, timeout=WAIT_S)).edges
+    for place, bad in (
+        (0, "20:10:"), (0, "x"), (0, "1:99999999999999999999:"), (1, "0"), (1, "100"), (2, "2"), (3, "0"), (4, "1"),
+        (5, "a\0b"),
+    ):  # fmt: skip
+        position = [*good[:place], bad, *good[place + 1 :]]
+        query.page_token = encode_token(query, position)
+        refused = await refusal(world.workflows.QueryLineage(query, timeout=WAIT_S))
+        assert (refused.status, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PAGE_TOKEN_INVALID"), (
+            bad
+        )
 
 
 async def test_a_bug_shows_the_id_of_its_log_line_and_never_its_text(world: RunningScheduler) -> None:
@@ -414,6 +455,7 @@ async def test_without_a_database_calls_are_unavailable_and_say_when_to_try_agai
         starter=RunStarter(database, definitions, on_ready=lambda: None),
         retrier=RunRetrier(database, definitions, on_ready=lambda: None),
         reads=reads,
+        lineage_reads=LineageReads(database),
         watching=Watching(WatchReads(database, reads), reads, ChangeHub()),
         explainer=Explainer(reads, accept_timeout_s=10.0, silent_after_s=10.0),
         canceller=NobodyToCancel(),

@@ -47,6 +47,7 @@ from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.explain import Explainer
 from rara_scheduler.store.history import HistoryStore
 from rara_scheduler.store.leases import LeaseStore
+from rara_scheduler.store.lineage import LineageReads
 from rara_scheduler.store.migrate import migrate, status
 from rara_scheduler.store.pooler import require_sessions
 from rara_scheduler.store.reads import Reads
@@ -225,6 +226,7 @@ class Scheduler:
             ),
             retrier=RunRetrier(self._database, definitions, on_ready=self._dispatch.work_submitted),
             reads=reads,
+            lineage_reads=LineageReads(self._database),
             watching=Watching(WatchReads(self._database, reads), reads, self._hub),
             explainer=Explainer(reads, accept_timeout_s=s.accept_timeout_s, silent_after_s=2 * s.heartbeat_s),
             max_payload_bytes=s.max_payload_bytes,

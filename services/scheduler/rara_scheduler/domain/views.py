@@ -153,20 +153,6 @@ class ExecutorView:
 
 
 @dataclass(frozen=True, slots=True)
-class LineageEdge:
-    """produced: the step made the artifact, else it used it. declared: else seen at run time only."""
-
-    sha256: str
-    size_bytes: int
-    name: str
-    workflow_run_id: str
-    step_run_id: str
-    attempt: int
-    produced: bool
-    declared: bool
-
-
-@dataclass(frozen=True, slots=True)
 class NearMiss:
     executor_id: str
     executor_name: str

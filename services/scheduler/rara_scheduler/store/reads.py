@@ -1,11 +1,11 @@
-"""What the API shows of runs, steps, executors and lineage, each answer from one moment of the database."""
+"""What the API shows of runs, steps and executors, each answer from one moment of the database."""
 
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final
 
 import asyncpg
 
@@ -15,7 +15,6 @@ from rara_scheduler.domain.views import (
     AttemptView,
     ExecutorFilter,
     ExecutorView,
-    LineageEdge,
     RunFilter,
     RunView,
     StepFilter,
@@ -28,7 +27,6 @@ from rara_scheduler.store.view_rows import (
     artifact_view,
     attempt_view,
     executor_view,
-    lineage_edge,
     run_view,
     step_view,
 )
@@ -107,14 +105,6 @@ class Reads:
         for row in await connection.fetch(query("read_run_artifacts"), ids, max_bytes):
             artifacts[row["workflow_run_id"]].append(artifact_view(row))
         return [run_view(row, artifacts[row["workflow_run_id"]]) for row in rows]
-
-    async def run_exists(self, workflow_run_id: str) -> bool:
-        async with self._database.connection() as connection:
-            return bool(await connection.fetchval(query("run_exists"), workflow_run_id))
-
-    async def step_exists(self, step_run_id: str) -> bool:
-        async with self._database.connection() as connection:
-            return bool(await connection.fetchval(query("step_exists"), step_run_id))
 
     # ------------------------------------------------------------------ steps
 
@@ -219,7 +209,7 @@ class Reads:
             found[row["step_run_id"], row["attempt"]].append(artifact_view(row, sizes))
         return found
 
-    # ------------------------------------------------------------------ executors, lineage
+    # ------------------------------------------------------------------ executors
 
     async def get_executor(self, executor_id: str) -> ExecutorView:
         """Raises EXECUTOR_NOT_FOUND."""
@@ -246,19 +236,3 @@ class Reads:
                 None,
             )
         return [executor_view(row) for row in rows]
-
-    async def lineage(
-        self,
-        start: Literal["artifact", "step", "run"],
-        what: str,
-        *,
-        produced: bool,
-        after: tuple[str, str, str] | None,
-        limit: int,
-    ) -> list[LineageEdge]:
-        """One hop from a digest, step or run; in the order of digest, step and name, from behind `after`."""
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(
-                query(f"lineage_of_{start}"), what, produced, *(after or (None, None, None)), limit
-            )
-        return [lineage_edge(row) for row in rows]

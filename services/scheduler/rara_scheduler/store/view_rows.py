@@ -17,7 +17,6 @@ from rara_scheduler.domain.views import (
     ExecutorState,
     ExecutorView,
     HandlerView,
-    LineageEdge,
     PayloadView,
     RunView,
     StepView,
@@ -192,16 +191,3 @@ def executor_view(row: asyncpg.Record) -> ExecutorView:
 
 def offer_of(executor: ExecutorView) -> Offer:
     return Offer(executor.executor_kind, executor.capabilities, executor.labels)
-
-
-def lineage_edge(row: asyncpg.Record) -> LineageEdge:
-    return LineageEdge(
-        sha256=row["sha256"],
-        size_bytes=row["size_bytes"],
-        name=row["name"],
-        workflow_run_id=row["workflow_run_id"],
-        step_run_id=row["step_run_id"],
-        attempt=row["attempt"],
-        produced=row["produced"],
-        declared=row["declared"],
-    )

@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rara.v1 import common_pb2, dispatch_pb2, job_pb2, workflow_pb2
 
 from rara_scheduler.domain.errors import StepError
+from rara_scheduler.domain.lineage import LineageEdge
 from rara_scheduler.domain.payload import clean_text
 from rara_scheduler.domain.run import RunState
 from rara_scheduler.domain.step import StepState
@@ -19,7 +20,6 @@ from rara_scheduler.domain.views import (
     ExecutorState,
     ExecutorView,
     HandlerView,
-    LineageEdge,
     Obstacle,
     PayloadView,
     RunView,
@@ -248,6 +248,13 @@ def lineage_edge(edge: LineageEdge) -> workflow_pb2.LineageEdge:
         attempt=edge.attempt,
         produced=edge.produced,
         declared=edge.declared,
+        depth=edge.depth,
+        step_name=edge.step_name,
+        definition=edge.definition,
+        definition_version=edge.definition_version,
+        kind=edge.kind,
+        artifact_type=edge.artifact_type,
+        derived_from=[common_pb2.Digest(sha256=digest, size_bytes=size) for digest, size in edge.derived_from],
     )
 
 

@@ -7,18 +7,20 @@ from datetime import datetime
 from typing import Any, Protocol, assert_never
 
 from google.protobuf.message import Message
-from rara.v1 import job_pb2, workflow_pb2, workflow_pb2_grpc
+from rara.v1 import common_pb2, job_pb2, workflow_pb2, workflow_pb2_grpc
 
-from rara_scheduler.domain import ids, names
-from rara_scheduler.domain.errors import Code, Fault, field_invalid
+from rara_scheduler.domain import ids
+from rara_scheduler.domain.errors import Fault, field_invalid
 from rara_scheduler.domain.run import TERMINAL
-from rara_scheduler.domain.views import LineageEdge, RunView, StepView
+from rara_scheduler.domain.views import RunView, StepView
+from rara_scheduler.store.database import DataRefused
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.explain import Explainer
+from rara_scheduler.store.lineage import LineageReads, Start
 from rara_scheduler.store.reads import LEAN_BYTES, Reads
 from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.start import RunStarter
-from rara_scheduler.transport import convert, convert_requests
+from rara_scheduler.transport import convert, convert_requests, lineage
 from rara_scheduler.transport.page_token import decode_token, invalid_token, page_size
 from rara_scheduler.transport.paging import fit_steps, in_batches, page
 from rara_scheduler.transport.status import answers, streams
@@ -26,7 +28,6 @@ from rara_scheduler.watching import Alive, RunUpdate, SnapshotEnd, StepUpdate, S
 
 Context = Any  # grpc.aio's generic context differs between its stubs and its run-time class
 _VERSION = re.compile(r"[0-9]{1,9}")
-MAX_LINEAGE_DEPTH = 32
 
 
 class Canceller(Protocol):
@@ -37,10 +38,6 @@ class Canceller(Protocol):
     async def drain_executor(self, executor_id: str, *, finish_within_s: float | None) -> bool: ...
 
 
-def _edge_position(edge: LineageEdge) -> Sequence[str]:
-    return edge.sha256, edge.step_run_id, edge.name
-
-
 class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
     def __init__(
         self,
@@ -49,6 +46,7 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         starter: RunStarter,
         retrier: RunRetrier,
         reads: Reads,
+        lineage_reads: LineageReads,
         watching: Watching,
         explainer: Explainer,
         canceller: Canceller,
@@ -58,6 +56,7 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         self._starter = starter
         self._retrier = retrier
         self._reads = reads
+        self._lineage = lineage_reads
         self._watching = watching
         self._explainer = explainer
         self._canceller = canceller
@@ -257,52 +256,26 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         self, request: workflow_pb2.QueryLineageRequest, context: Context
     ) -> workflow_pb2.QueryLineageResponse:
         size = page_size(request.page_size)
-        if not 0 <= request.depth <= MAX_LINEAGE_DEPTH:
-            raise field_invalid("depth", f"must be 0 to {MAX_LINEAGE_DEPTH}; 0 is 1")
-        if request.depth > 1:
-            raise Fault(
-                Code.FEATURE_DISABLED, f"depth: {request.depth} is not served yet, only one hop (0 or 1)"
+        wanted = lineage.query_of(request)
+        after = lineage.position_of(request)
+        start = wanted.start
+        began: common_pb2.Digest | None = None
+        if request.HasField("artifact_prefix"):
+            sha256, size_bytes = await self._lineage.digest_beginning(start.what)
+            start, began = Start("artifact", sha256), common_pb2.Digest(sha256=sha256, size_bytes=size_bytes)
+        elif request.HasField("artifact"):
+            size_bytes = await self._lineage.size_of(start.what)
+            began = common_pb2.Digest(sha256=start.what, size_bytes=size_bytes)
+        try:
+            found = await self._lineage.page(
+                start, upstream=wanted.upstream, depth=wanted.depth, after=after, size=size
             )
-        upstream = request.direction == workflow_pb2.LINEAGE_DIRECTION_UPSTREAM
-        if not upstream and request.direction != workflow_pb2.LINEAGE_DIRECTION_DOWNSTREAM:
-            raise field_invalid("direction", "must be upstream or downstream")
-        position = _edge_after(request)
-        # Upstream of an artifact stand the steps that made it; upstream of a step, the artifacts that it used.
-        match request.WhichOneof("start"):
-            case "artifact":
-                digest = request.artifact.sha256
-                said = names.SHA256.refuses(digest)
-                if said is not None:
-                    raise field_invalid("artifact.sha256", said)
-                found = await self._reads.lineage(
-                    "artifact", digest, produced=upstream, after=position, limit=size + 1
-                )
-            case "step_run_id":
-                step_id = ids.step_id(request.step_run_id)
-                if not await self._reads.step_exists(step_id):
-                    raise ids.step_not_found(step_id)
-                found = await self._reads.lineage(
-                    "step",
-                    step_id,
-                    produced=not upstream,
-                    after=position,
-                    limit=size + 1,
-                )
-            case "workflow_run_id":
-                run_id = ids.run_id(request.workflow_run_id)
-                if not await self._reads.run_exists(run_id):
-                    raise ids.run_not_found(run_id)
-                found = await self._reads.lineage(
-                    "run",
-                    run_id,
-                    produced=not upstream,
-                    after=position,
-                    limit=size + 1,
-                )
-            case _:
-                raise field_invalid("start", "must name an artifact, a run or a step")
-        rows, token = page(request, found, size, convert.lineage_edge, _edge_position)
-        return workflow_pb2.QueryLineageResponse(edges=rows, next_page_token=token)
+        except DataRefused:  # nothing else that was sent can be: it was checked
+            raise invalid_token() from None
+        rows, token = lineage.lineage_page(request, found, size)
+        return workflow_pb2.QueryLineageResponse(
+            edges=rows, next_page_token=token, truncated=found.truncated and not token, artifact=began
+        )
 
     @answers
     async def ListExecutors(
@@ -338,17 +311,6 @@ def _version_position(position: Sequence[str] | None) -> int | None:
     if not _VERSION.fullmatch(position[0]):
         raise invalid_token()
     return int(position[0])
-
-
-def _edge_after(request: workflow_pb2.QueryLineageRequest) -> tuple[str, str, str] | None:
-    """The edge that a page begins behind; None: the first page."""
-    position = decode_token(request, request.page_token, 3)
-    if position is None:
-        return None
-    try:
-        return position[0], ids.step_id(position[1]), position[2]
-    except Fault:
-        raise invalid_token() from None
 
 
 def _id_position(request: Message, token: str) -> str | None:

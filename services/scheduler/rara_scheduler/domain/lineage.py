@@ -1,0 +1,102 @@
+"""Lineage: which steps made and used an artifact, and how a walk along these edges goes on."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+MAX_DEPTH: Final = 32
+# What one call may look at: some tenths of a second of one database connection.
+MAX_EDGES: Final = 20_000
+MIN_PREFIX: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LineageEdge:
+    """produced: the step made the artifact, else it used it. declared: else seen at run time only.
+
+    derived_from: digests and sizes of the inputs that an output was made from; empty: all. depth: how many steps
+    away the step is from where the walk began, from 1.
+    """
+
+    sha256: str
+    size_bytes: int
+    name: str
+    workflow_run_id: str
+    step_run_id: str
+    attempt: int
+    produced: bool
+    declared: bool
+    depth: int
+    step_name: str
+    definition: str
+    definition_version: int
+    kind: str
+    artifact_type: str
+    derived_from: tuple[tuple[str, int], ...]
+
+
+class Half(IntEnum):
+    """A walk comes to a step by one edge and leaves it by another; each depth has the first kind before the second."""
+
+    TO_STEP = 0
+    FROM_STEP = 1
+
+
+class Place(NamedTuple):
+    """Where an edge stands in the order of a walk. first, second: digest and step, or step and digest."""
+
+    depth: int
+    half: Half
+    first: str
+    second: str
+    name: str
+
+    @property
+    def sha256(self) -> str:
+        return self.first if self.half is Half.TO_STEP else self.second
+
+    @property
+    def step_run_id(self) -> str:
+        return self.second if self.half is Half.TO_STEP else self.first
+
+
+class Row(NamedTuple):
+    """What a walk needs of a stored edge."""
+
+    sha256: str
+    step_run_id: str
+    name: str
+    derived_from: tuple[str, ...]
+
+
+# By step: the inputs (upstream) or outputs (downstream) that a walk may go on with. None: all.
+Through = Mapping[str, frozenset[str] | None]
+
+
+def through_steps(to_steps: Iterable[Row], *, upstream: bool) -> dict[str, frozenset[str] | None]:
+    """By step, how a walk came to it. Upstream: what its outputs came from; None: from all inputs.
+
+    Downstream: which inputs were reached.
+    """
+    found: dict[str, frozenset[str] | None] = {}
+    for row in to_steps:
+        before = found.get(row.step_run_id, frozenset())
+        if upstream:
+            new = None if before is None or not row.derived_from else before | set(row.derived_from)
+        else:
+            new = (before or frozenset()) | {row.sha256}
+        found[row.step_run_id] = new
+    return found
+
+
+def leads_on(row: Row, through: frozenset[str] | None, *, upstream: bool) -> bool:
+    """Whether an edge on the other side of a step belongs to a walk that came to the step so.
+
+    An output that names what it was made from comes from nothing else.
+    """
+    if through is None:
+        return True
+    if upstream:
+        return row.sha256 in through
+    return not row.derived_from or not through.isdisjoint(row.derived_from)

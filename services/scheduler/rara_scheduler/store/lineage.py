@@ -1,0 +1,315 @@
+"""Walks along lineage: breadth first, a statement for each half of a level, page by page over one snapshot."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import asyncpg
+
+from rara_scheduler.domain.errors import Code, Fault, field_invalid
+from rara_scheduler.domain.ids import run_not_found, step_not_found
+from rara_scheduler.domain.lineage import (
+    MAX_EDGES,
+    Half,
+    LineageEdge,
+    Place,
+    Row,
+    Through,
+    leads_on,
+    through_steps,
+)
+from rara_scheduler.store.database import Connection, Database
+from rara_scheduler.store.queries import query
+
+STATEMENT_TIMEOUT_S: Final = 5.0
+WALK_TIMEOUT_S: Final = 10.0
+# Walks at a time and scheduler: other calls must find a connection, and the database has other work too.
+MAX_WALKS: Final = 2
+MAX_WAITING: Final = 64
+_ROWS_AT_ONCE: Final = 500  # before others may have the event loop
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a walk begins: a digest, the id of a step, or the id of a run with all of its steps."""
+
+    kind: Literal["artifact", "step", "run"]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Behind which edge a page begins, and what the first page saw."""
+
+    snapshot: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class LineagePage:
+    """truncated: there is more, behind so many edges that no call looks at it."""
+
+    edges: Sequence[LineageEdge]
+    snapshot: str
+    places: Sequence[Place]
+    truncated: bool
+
+
+class LineageReads:
+    """max_edges: so many rows are read for one page at most."""
+
+    def __init__(self, database: Database, *, max_edges: int = MAX_EDGES) -> None:
+        self._database = database
+        self._max_edges = max_edges
+        self._walks = asyncio.Semaphore(MAX_WALKS)
+        self._waiting = 0
+
+    async def digest_beginning(self, prefix: str) -> tuple[str, int]:
+        """The one digest in lineage that begins so, and its size. Raises ARTIFACT_NOT_FOUND or FIELD_INVALID."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(query("lineage_digests_beginning"), prefix)
+        if not rows:
+            raise Fault(
+                Code.ARTIFACT_NOT_FOUND, f"no step made or used an artifact that begins with {prefix}"
+            )
+        first, last = rows[0], rows[-1]
+        if first["sha256"] != last["sha256"]:
+            raise field_invalid(
+                "artifact_prefix", f"several artifacts begin so: {first['sha256']}, {last['sha256']}"
+            )
+        return str(first["sha256"]), int(first["size_bytes"])
+
+    async def size_of(self, sha256: str) -> int:
+        """Of an artifact; 0 where nothing made or used it."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(query("lineage_digests_beginning"), sha256)
+        return int(rows[0]["size_bytes"]) if rows else 0
+
+    async def page(
+        self, start: Start, *, upstream: bool, depth: int, after: Position | None, size: int
+    ) -> LineagePage:
+        """Up to `size` edges and one more, the nearest first, from behind `after`.
+
+        Raises STEP_NOT_FOUND, RUN_NOT_FOUND, QUEUE_FULL.
+        """
+        async with (
+            self._turn(),
+            self._database.connection() as connection,
+            asyncio.timeout(WALK_TIMEOUT_S),
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            walk = _Walk(connection, upstream, depth, self._max_edges, after)
+            await walk.begin()
+            places = await walk.places(start, size + 1)
+            edges = await _edges(connection, places, upstream=upstream)
+        return LineagePage(edges, walk.snapshot, places, walk.truncated)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        if self._waiting >= MAX_WAITING:
+            raise Fault(
+                Code.QUEUE_FULL,
+                f"{MAX_WAITING} lineage queries wait already",
+                metadata={"limit": str(MAX_WAITING)},
+                retry_after_s=1.0,
+            )
+        self._waiting += 1
+        try:
+            await self._walks.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._walks.release()
+
+
+class _Walk:
+    """One page's walk. It begins anew at the start, and reads no further than the page goes."""
+
+    def __init__(
+        self, connection: Connection, upstream: bool, depth: int, budget: int, after: Position | None
+    ) -> None:
+        self._connection = connection
+        self._upstream = upstream
+        self._depth = depth
+        self._budget = budget
+        self._after = after.place if after else None
+        self._seen_by: str | None = after.snapshot if after else None
+        self._next_xid = 0
+        self._reached: set[str] = set()
+        self._passed: set[tuple[str, str, str]] = set()
+        self.snapshot = after.snapshot if after else ""
+        self.truncated = False
+
+    async def begin(self) -> None:
+        """Bound the statements to come, and note what they see."""
+        (moment,) = await self._connection.fetch(query("lineage_moment"), int(STATEMENT_TIMEOUT_S * 1000))
+        self._next_xid = moment["next_xid"]
+        self.snapshot = self.snapshot or moment["snapshot"]
+
+    async def places(self, start: Start, wanted: int) -> list[Place]:
+        """The first `wanted` edges behind `after`, in order."""
+        found: list[Place] = []
+        steps = await self._steps_of(start)
+        digests = [start.what] if start.kind == "artifact" else []
+        self._reached.update(digests)
+        for depth in range(1, self._depth + 1):
+            if depth > 1 or steps is None:
+                to_steps, is_enough = await self._to_steps(depth, digests, wanted - len(found))
+                found.extend(self._behind(Place(depth, Half.TO_STEP, *row[:3]) for row in to_steps))
+                if is_enough or self._is_over(found, wanted):
+                    break
+                through = through_steps(to_steps, upstream=self._upstream)
+            else:
+                through = dict.fromkeys(steps)
+            from_steps = await self._from_steps(through)
+            digests = await self._go_on(depth, from_steps, through, found)
+            if not digests or self._is_over(found, wanted):
+                break
+        return found[:wanted]
+
+    def _is_over(self, found: Sequence[Place], wanted: int) -> bool:
+        return self.truncated or len(found) >= wanted
+
+    def _behind(self, places: Iterable[Place]) -> list[Place]:
+        return [place for place in places if self._after is None or place > self._after]
+
+    async def _steps_of(self, start: Start) -> list[str] | None:
+        """The steps that a walk begins with, in order; None: it begins with a digest."""
+        match start.kind:
+            case "artifact":
+                return None
+            case "step":
+                if not await self._connection.fetchval(query("step_exists"), start.what):
+                    raise step_not_found(start.what)
+                return [start.what]
+            case "run":
+                if not await self._connection.fetchval(query("run_exists"), start.what):
+                    raise run_not_found(start.what)
+                rows = await self._connection.fetch(query("step_ids_of_run"), start.what, self._budget + 1)
+                self.truncated = len(rows) > self._budget
+                return [row["step_run_id"] for row in rows[: self._budget]]
+
+    async def _to_steps(self, depth: int, digests: Sequence[str], wanted: int) -> tuple[list[Row], bool]:
+        """Edges from the digests to steps: all of them, or as many as the page still wants, and whether that is so.
+
+        No such edge is met twice, so a page can begin in the middle of them: that of a digest which thousands of
+        steps used costs no more than another. Only what lies behind them needs all of them.
+        """
+        after = self._after
+        tail: list[Row] = []
+        if after is None or after < Place(depth, Half.TO_STEP, "", "", ""):
+            rows = await self._read_digests(digests, None, wanted)
+            if len(rows) == wanted:
+                return rows, True
+        else:
+            if after < Place(depth, Half.FROM_STEP, "", "", ""):
+                behind = [digest for digest in digests if digest >= after.first]
+                tail = await self._read_digests(behind, after, wanted)
+                if len(tail) == wanted:
+                    return tail, True
+            rows = await self._read_digests(digests, None, self._budget + 1)
+        if len(rows) > self._budget:
+            self.truncated = True
+            return tail or rows, False
+        self._budget -= len(rows)
+        return rows, False
+
+    async def _read_digests(self, digests: Sequence[str], after: Place | None, limit: int) -> list[Row]:
+        where = (after.first, after.second, after.name) if after else (None, None, None)
+        rows = await self._connection.fetch(
+            query("lineage_at_digests"),
+            digests,
+            self._upstream,
+            *where,
+            limit,
+            self._seen_by,
+            self._next_xid,
+        )
+        return await _rows(rows)
+
+    async def _from_steps(self, through: Through) -> list[Row]:
+        """All edges on the other side of the steps."""
+        rows = await self._connection.fetch(
+            query("lineage_at_steps"),
+            sorted(through),
+            not self._upstream,
+            self._budget + 1,
+            self._seen_by,
+            self._next_xid,
+        )
+        return self._within_budget(await _rows(rows))
+
+    def _within_budget(self, rows: list[Row]) -> list[Row]:
+        self.truncated = self.truncated or len(rows) > self._budget
+        rows = rows[: self._budget]
+        self._budget -= len(rows)
+        return rows
+
+    async def _go_on(
+        self, depth: int, from_steps: Sequence[Row], through: Through, found: list[Place]
+    ) -> list[str]:
+        """Add what is new of the edges from steps; returns the digests that they reach for the first time."""
+        reached: set[str] = set()
+        for index, row in enumerate(from_steps):
+            if index % _ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            key = row.step_run_id, row.sha256, row.name
+            if key in self._passed or not leads_on(row, through[row.step_run_id], upstream=self._upstream):
+                continue
+            self._passed.add(key)
+            reached.add(row.sha256)
+            found.extend(self._behind([Place(depth, Half.FROM_STEP, *key)]))
+        reached -= self._reached
+        self._reached |= reached
+        return sorted(reached)
+
+
+async def _rows(records: Sequence[asyncpg.Record]) -> list[Row]:
+    rows = []
+    for index, (sha256, step_run_id, name, derived_from) in enumerate(records):
+        if index % _ROWS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        rows.append(Row(sha256, step_run_id, name, tuple(derived_from)))
+    return rows
+
+
+async def _edges(connection: Connection, places: Sequence[Place], *, upstream: bool) -> list[LineageEdge]:
+    """The edges at these places, in that order."""
+    produced = [(place.half is Half.TO_STEP) == upstream for place in places]
+    rows = await connection.fetch(
+        query("read_lineage_edges"),
+        [place.sha256 for place in places],
+        [place.step_run_id for place in places],
+        produced,
+        [place.name for place in places],
+    )
+    origins = sorted({digest for row in rows for digest in row["derived_from"]})
+    sizes: dict[str, int] = {}
+    if origins:
+        known = await connection.fetch(query("read_blob_sizes"), origins)
+        sizes = {row["sha256"]: row["size_bytes"] for row in known}
+    return [_edge(row, places[row["place"] - 1].depth, sizes) for row in rows]
+
+
+def _edge(row: asyncpg.Record, depth: int, sizes: Mapping[str, int]) -> LineageEdge:
+    return LineageEdge(
+        sha256=row["sha256"],
+        size_bytes=row["size_bytes"],
+        name=row["name"],
+        workflow_run_id=row["workflow_run_id"],
+        step_run_id=row["step_run_id"],
+        attempt=row["attempt"],
+        produced=row["produced"],
+        declared=row["declared"],
+        depth=depth,
+        step_name=row["step_name"],
+        definition=row["definition"],
+        definition_version=row["definition_version"],
+        kind=row["kind"],
+        artifact_type=row["artifact_type"],
+        derived_from=tuple((digest, sizes.get(digest, 0)) for digest in row["derived_from"]),
+    )
