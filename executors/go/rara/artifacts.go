@@ -69,20 +69,71 @@ func (a *Artifacts) Open(ctx context.Context, name string) (*InputArtifact, erro
 	if err != nil {
 		return nil, fmt.Errorf("input artifact %q: %w", name, err)
 	}
+	return opened(artifact, path), nil
+}
+
+func opened(artifact *rarav1.Artifact, path string) *InputArtifact {
 	return &InputArtifact{
-		Name: name, Path: path, SHA256: artifact.Digest.GetSha256(), SizeBytes: artifact.Digest.GetSizeBytes(),
+		Name: artifact.Name, Path: path,
+		SHA256: artifact.Digest.GetSha256(), SizeBytes: artifact.Digest.GetSizeBytes(),
 		MediaType: artifact.MediaType, Type: artifact.Type, Metadata: artifact.Metadata.GetData(),
-	}, nil
+	}
 }
 
 func (a *Artifacts) input(name string) (*rarav1.Artifact, error) {
-	for _, artifact := range a.held.Request.InputArtifacts {
+	return named(a.held.Request.InputArtifacts, name, "input")
+}
+
+func named(artifacts []*rarav1.Artifact, name, what string) (*rarav1.Artifact, error) {
+	var names []string
+	for _, artifact := range artifacts {
 		if artifact.Name == name {
 			return artifact, nil
 		}
+		names = append(names, artifact.Name)
 	}
 	return nil, &codes.Failure{Code: codes.ArtifactMissing, Message: fmt.Sprintf(
-		"no input artifact %q; there are: %s", name, strings.Join(a.Names(), ", "))}
+		"no %s artifact %q; there are: %s", what, name, strings.Join(names, ", "))}
+}
+
+// KeptArtifact is stored bytes that a checkpoint can name; it is no output of the step.
+type KeptArtifact struct {
+	Name      string
+	SHA256    string
+	SizeBytes int64
+}
+
+// Keep stores what content gives for checkpoints: name it in Progress.Artifacts. Keep again what two checkpoints in a
+// row did not name: nothing has held its bytes meanwhile.
+func (a *Artifacts) Keep(ctx context.Context, name string, content io.Reader) (*KeptArtifact, error) {
+	digest, err := a.held.Keep(ctx, content)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint artifact %q: %w", name, err)
+	}
+	return &KeptArtifact{Name: name, SHA256: digest.Sha256, SizeBytes: digest.SizeBytes}, nil
+}
+
+// OfCheckpoint are the artifacts that came with the checkpoint. A new checkpoint may name them again.
+func (a *Artifacts) OfCheckpoint() []*KeptArtifact {
+	var kept []*KeptArtifact
+	for _, artifact := range a.held.Request.CheckpointArtifacts {
+		kept = append(kept, &KeptArtifact{
+			Name: artifact.Name, SHA256: artifact.Digest.GetSha256(), SizeBytes: artifact.Digest.GetSizeBytes()})
+	}
+	return kept
+}
+
+// OpenCheckpoint fetches an artifact that an earlier attempt kept with the checkpoint, verified by digest and size.
+func (a *Artifacts) OpenCheckpoint(ctx context.Context, name string) (*InputArtifact, error) {
+	artifact, err := named(a.held.Request.CheckpointArtifacts, name, "checkpoint")
+	if err != nil {
+		return nil, err
+	}
+	path, err := a.held.OpenCheckpoint(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint artifact %q: %w", name, err)
+	}
+	return opened(artifact, path), nil
 }
 
 // PutFile stores a copy of the file as an output.

@@ -2,6 +2,7 @@ package rara
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -16,7 +17,10 @@ import (
 	"github.com/rara-run/rara/executors/go/internal/text"
 )
 
-const maxMetrics = 256
+const (
+	maxMetrics             = 256
+	maxCheckpointArtifacts = 64
+)
 
 var effectName = regexp.MustCompile(`^[^\x00-\x1f\x7f]{1,255}$`) // the scheduler refuses others
 
@@ -110,6 +114,9 @@ type Progress struct {
 	Metrics map[string]float64
 	// Checkpoint is what a later attempt starts from, anything that becomes JSON; nil: the last one stays.
 	Checkpoint any
+	// Artifacts are bytes that the checkpoint needs, from Artifacts.Keep, at most 64. A later attempt finds them with
+	// Artifacts.OpenCheckpoint. They replace those of the checkpoint before.
+	Artifacts []*KeptArtifact
 }
 
 // Progress reports how far it is. It never waits: of reports that come too fast the newest is sent.
@@ -134,7 +141,27 @@ func (j *AnyJob) Progress(report Progress) error {
 		}
 		out.Checkpoint = checkpoint
 	}
+	kept, err := keptArtifacts(report)
+	if err != nil {
+		return err
+	}
+	out.Artifacts = kept
 	return j.held.Progress(out)
+}
+
+func keptArtifacts(report Progress) ([]engine.Kept, error) {
+	if len(report.Artifacts) > 0 && report.Checkpoint == nil {
+		return nil, errors.New("artifacts belong to a checkpoint: give one, if only an empty object")
+	}
+	if len(report.Artifacts) > maxCheckpointArtifacts {
+		return nil, &codes.Failure{Code: codes.PayloadTooLarge, Message: fmt.Sprintf(
+			"%d artifacts of a checkpoint, the limit is %d", len(report.Artifacts), maxCheckpointArtifacts)}
+	}
+	var kept []engine.Kept
+	for _, artifact := range report.Artifacts {
+		kept = append(kept, engine.Kept{Name: artifact.Name, SHA256: artifact.SHA256})
+	}
+	return kept, nil
 }
 
 // effect is one name of Once. Its mutex is held while its function runs.

@@ -156,7 +156,15 @@ func (c *child) RecordEffect(ctx context.Context, name string, result []byte) er
 }
 
 func (c *child) OpenInput(ctx context.Context, name string) (string, error) {
-	answer, err := c.ask(ctx, &request{Open: name})
+	return c.path(ctx, &request{Open: name})
+}
+
+func (c *child) OpenCheckpoint(ctx context.Context, name string) (string, error) {
+	return c.path(ctx, &request{OpenCheckpoint: name})
+}
+
+func (c *child) path(ctx context.Context, asked *request) (string, error) {
+	answer, err := c.ask(ctx, asked)
 	if err != nil {
 		return "", err
 	}
@@ -164,6 +172,14 @@ func (c *child) OpenInput(ctx context.Context, name string) (string, error) {
 }
 
 func (c *child) PutOutput(ctx context.Context, output engine.Output, content io.Reader) (*rarav1.Digest, error) {
+	return c.store(ctx, &request{Put: &output}, content)
+}
+
+func (c *child) Keep(ctx context.Context, content io.Reader) (*rarav1.Digest, error) {
+	return c.store(ctx, &request{Keep: true}, content)
+}
+
+func (c *child) store(ctx context.Context, asked *request, content io.Reader) (*rarav1.Digest, error) {
 	if err := os.MkdirAll(c.scratch, 0o700); err != nil {
 		return nil, err
 	}
@@ -175,7 +191,8 @@ func (c *child) PutOutput(ctx context.Context, output engine.Output, content io.
 	if _, err := blobs.Keep(content, file.Name()); err != nil {
 		return nil, err
 	}
-	answer, err := c.ask(ctx, &request{Put: &output, Path: filepath.Clean(file.Name())})
+	asked.Path = filepath.Clean(file.Name())
+	answer, err := c.ask(ctx, asked)
 	if err != nil {
 		return nil, err
 	}

@@ -165,7 +165,9 @@ func (p *parent) answer(ctx context.Context, asked *request) {
 		err = p.work.RecordEffect(ctx, asked.Effect, asked.Result)
 	case asked.Open != "":
 		answer.Path, err = p.work.OpenInput(ctx, asked.Open)
-	case asked.Put != nil:
+	case asked.OpenCheckpoint != "":
+		answer.Path, err = p.work.OpenCheckpoint(ctx, asked.OpenCheckpoint)
+	case asked.Put != nil, asked.Keep:
 		answer.Digest, err = p.put(ctx, asked)
 	}
 	answer.Failure = asFailure(err)
@@ -179,6 +181,9 @@ func (p *parent) put(ctx context.Context, asked *request) (*rarav1.Digest, error
 	}
 	defer os.Remove(asked.Path)
 	defer file.Close()
+	if asked.Keep {
+		return p.work.Keep(ctx, file)
+	}
 	return p.work.PutOutput(ctx, *asked.Put, file)
 }
 

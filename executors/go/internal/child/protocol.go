@@ -54,14 +54,17 @@ type toParent struct {
 	Done     *done
 }
 
-// request of an effect, an input's path or an output's storing, answered by a reply with its ID.
+// request of an effect, the path of an input or of the checkpoint's artifact, or the storing of an output or for a
+// checkpoint, answered by a reply with its ID.
 type request struct {
-	ID     int64
-	Effect string
-	Result []byte
-	Open   string
-	Put    *engine.Output
-	Path   string // of the output's bytes
+	ID             int64
+	Effect         string
+	Result         []byte
+	Open           string
+	OpenCheckpoint string
+	Put            *engine.Output
+	Keep           bool
+	Path           string // of the bytes to store
 }
 
 type done struct {

@@ -51,8 +51,11 @@ type jobArtifacts struct {
 	manifest    []*rarav1.Artifact
 	consumed    []*rarav1.Digest
 	inputs      map[string]*opening
+	carried     map[string]*opening // of the checkpoint
 	names       map[string]bool
-	files       map[string]stored // by digest
+	files       map[string]stored  // by digest
+	kept        map[string]*kept   // by digest: what checkpoints may name
+	newest      [2]map[string]bool // what the newest two name of it
 	fileCount   int
 	inlineTotal int
 }
@@ -69,9 +72,20 @@ type stored struct {
 	mediaType, path string
 }
 
+// kept is stored bytes of a checkpoint. path: empty where they have not been opened, or their file was removed.
+type kept struct {
+	stored
+	isNamed bool // by a checkpoint since it was kept
+}
+
 func newJobArtifacts(store *artifactStore, request *rarav1.JobRequest, scratch string, maxInline int) *jobArtifacts {
-	return &jobArtifacts{store: store, request: request, scratch: scratch, maxInline: maxInline,
-		inputs: map[string]*opening{}, names: map[string]bool{}, files: map[string]stored{}}
+	a := &jobArtifacts{store: store, request: request, scratch: scratch, maxInline: maxInline,
+		inputs: map[string]*opening{}, carried: map[string]*opening{}, names: map[string]bool{},
+		files: map[string]stored{}, kept: map[string]*kept{}}
+	for _, artifact := range request.CheckpointArtifacts {
+		a.kept[artifact.Digest.GetSha256()] = &kept{stored: stored{artifact.Digest, artifact.MediaType, ""}}
+	}
+	return a
 }
 
 // made returns what goes into the terminal event.
@@ -85,18 +99,37 @@ func (a *jobArtifacts) made() ([]*rarav1.Artifact, []*rarav1.Digest) {
 func (j *Job) OpenInput(ctx context.Context, name string) (string, error) {
 	for _, artifact := range j.Request.InputArtifacts {
 		if artifact.Name == name {
-			return j.artifacts.open(ctx, artifact)
+			return j.artifacts.open(ctx, artifact, j.artifacts.inputs, "in", func(string) {
+				j.artifacts.consumed = append(j.artifacts.consumed, artifact.Digest)
+			})
 		}
 	}
 	return "", &codes.Failure{Code: codes.ArtifactMissing, Message: fmt.Sprintf("no input artifact %q", name)}
 }
 
-func (a *jobArtifacts) open(ctx context.Context, artifact *rarav1.Artifact) (string, error) {
+// OpenCheckpoint is Port's.
+func (j *Job) OpenCheckpoint(ctx context.Context, name string) (string, error) {
+	for _, artifact := range j.Request.CheckpointArtifacts {
+		if artifact.Name == name {
+			return j.artifacts.open(ctx, artifact, j.artifacts.carried, "checkpoint", func(path string) {
+				if known := j.artifacts.kept[artifact.Digest.GetSha256()]; known != nil && known.path == "" {
+					known.path = path
+				}
+			})
+		}
+	}
+	return "", &codes.Failure{Code: codes.ArtifactMissing, Message: fmt.Sprintf("no checkpoint artifact %q", name)}
+}
+
+// open fetches an artifact once; `all` are those of its sort. opened: called with the mutex held.
+func (a *jobArtifacts) open(
+	ctx context.Context, artifact *rarav1.Artifact, all map[string]*opening, sort string, opened func(path string),
+) (string, error) {
 	a.mu.Lock()
-	input := a.inputs[artifact.Name]
+	input := all[artifact.Name]
 	if input == nil {
-		input = &opening{number: len(a.inputs) + 1}
-		a.inputs[artifact.Name] = input
+		input = &opening{number: len(all) + 1}
+		all[artifact.Name] = input
 	}
 	a.mu.Unlock()
 
@@ -105,14 +138,14 @@ func (a *jobArtifacts) open(ctx context.Context, artifact *rarav1.Artifact) (str
 	if input.path != "" {
 		return input.path, nil
 	}
-	path := filepath.Join(a.scratch, fmt.Sprintf("in-%d", input.number))
+	path := filepath.Join(a.scratch, fmt.Sprintf("%s-%d", sort, input.number))
 	os.Remove(path) // of an open that was cut short
 	if err := a.fetch(ctx, artifact, path); err != nil {
 		return "", err
 	}
 	input.path = path
 	a.mu.Lock()
-	a.consumed = append(a.consumed, artifact.Digest)
+	opened(path)
 	a.mu.Unlock()
 	return path, nil
 }
@@ -125,7 +158,7 @@ func (a *jobArtifacts) fetch(ctx context.Context, artifact *rarav1.Artifact, pat
 	got := &rarav1.Digest{Sha256: hex.EncodeToString(hash[:]), SizeBytes: int64(len(artifact.Inline))}
 	if !proto.Equal(got, artifact.Digest) {
 		return &codes.Failure{Code: codes.ArtifactMismatch, Message: fmt.Sprintf(
-			"input artifact %q does not have the digest that it names", artifact.Name)}
+			"artifact %q does not have the digest that it names", artifact.Name)}
 	}
 	return errors.Join(os.MkdirAll(a.scratch, 0o700), os.WriteFile(path, artifact.Inline, 0o400))
 }
@@ -143,11 +176,81 @@ func (j *Job) PutOutput(ctx context.Context, output Output, content io.Reader) (
 		return nil, err
 	}
 	digest, err := j.artifacts.put(ctx, output, content)
+	j.loseIfLost(err)
+	return digest, err
+}
+
+// Keep is Port's.
+func (j *Job) Keep(ctx context.Context, content io.Reader) (*rarav1.Digest, error) {
+	if err := context.Cause(j.ctx); err != nil {
+		return nil, err
+	}
+	digest, err := j.artifacts.keepForCheckpoint(ctx, content)
+	j.loseIfLost(err)
+	return digest, err
+}
+
+func (j *Job) loseIfLost(err error) {
 	var failure *codes.Failure
 	if errors.As(err, &failure) && failure.Code == codes.LeaseLost {
 		j.supervisor.locked(func() { j.supervisor.lose(j.token()) })
 	}
-	return digest, err
+}
+
+func (a *jobArtifacts) keepForCheckpoint(ctx context.Context, content io.Reader) (*rarav1.Digest, error) {
+	path, err := a.newFile()
+	if err != nil {
+		return nil, err
+	}
+	digest, err := blobs.Keep(content, path)
+	if err != nil {
+		return nil, err
+	}
+	file := stored{digest, "application/octet-stream", path}
+	if digest.SizeBytes > 0 { // the empty blob is known by its digest
+		if err := a.send(ctx, file); err != nil {
+			return nil, err
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if old := a.kept[digest.Sha256]; old != nil && old.path != "" {
+		os.Remove(old.path)
+	}
+	a.kept[digest.Sha256] = &kept{stored: file}
+	return digest, nil
+}
+
+// ofCheckpoint is what a checkpoint names. The files of all but the newest two checkpoints are removed: no event that
+// is under way needs them.
+func (a *jobArtifacts) ofCheckpoint(named []Kept) ([]*rarav1.Artifact, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	artifacts := make([]*rarav1.Artifact, 0, len(named))
+	now := map[string]bool{}
+	for _, one := range named {
+		known := a.kept[one.SHA256]
+		if known == nil {
+			return nil, &codes.Failure{Code: codes.ArtifactMissing, Message: fmt.Sprintf(
+				"the checkpoint's artifact %q was not kept by this attempt", one.Name)}
+		}
+		known.isNamed = true
+		now[one.SHA256] = true
+		artifacts = append(artifacts, &rarav1.Artifact{
+			Name: text.Valid(one.Name), Digest: known.digest, MediaType: known.mediaType, Type: "checkpoint"})
+	}
+	if len(named) == 0 {
+		return nil, nil
+	}
+	oldest := a.newest[0]
+	a.newest = [2]map[string]bool{a.newest[1], now}
+	for sha256 := range oldest {
+		if old := a.kept[sha256]; old != nil && old.isNamed && !now[sha256] && !a.newest[0][sha256] {
+			os.Remove(old.path)
+			old.path = ""
+		}
+	}
+	return artifacts, nil
 }
 
 func (a *jobArtifacts) put(ctx context.Context, output Output, content io.Reader) (*rarav1.Digest, error) {
@@ -174,6 +277,16 @@ func (a *jobArtifacts) target(name string) (string, error) {
 		return "", fmt.Errorf("artifact name %q is empty or was used before", name)
 	}
 	a.names[name] = true
+	return a.newFileLocked()
+}
+
+func (a *jobArtifacts) newFile() (string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.newFileLocked()
+}
+
+func (a *jobArtifacts) newFileLocked() (string, error) {
 	a.fileCount++
 	return filepath.Join(a.scratch, fmt.Sprintf("out-%d", a.fileCount)), os.MkdirAll(a.scratch, 0o700)
 }
@@ -218,13 +331,16 @@ func (a *jobArtifacts) keep(
 func (a *jobArtifacts) uploadAgain(ctx context.Context, digests []*rarav1.Digest) error {
 	for _, digest := range digests {
 		a.mu.Lock()
-		_, isOurs := a.files[digest.Sha256]
+		file, isOurs := a.files[digest.Sha256]
+		if known := a.kept[digest.Sha256]; !isOurs && known != nil && known.path != "" {
+			file, isOurs = known.stored, true
+		}
 		a.mu.Unlock()
 		if !isOurs {
 			return &codes.Failure{Code: codes.ArtifactMismatch, Message: fmt.Sprintf(
-				"blob %s is missing and is none of this job's outputs", digest.Sha256)}
+				"blob %s is missing, and this job does not have its bytes", digest.Sha256)}
 		}
-		if err := a.upload(ctx, digest.Sha256); err != nil {
+		if err := a.send(ctx, file); err != nil {
 			return err
 		}
 	}
@@ -235,6 +351,10 @@ func (a *jobArtifacts) upload(ctx context.Context, sha256 string) error {
 	a.mu.Lock()
 	file := a.files[sha256]
 	a.mu.Unlock()
+	return a.send(ctx, file)
+}
+
+func (a *jobArtifacts) send(ctx context.Context, file stored) error {
 	return a.store.transfer(ctx, func() error {
 		return a.store.client.Upload(ctx, a.request.Lease, file.digest, file.mediaType, file.path)
 	})

@@ -33,13 +33,16 @@ func (e *events) running(lease *rarav1.Lease, runnerID string) *rarav1.ProgressE
 	return event
 }
 
-func (e *events) progress(lease *rarav1.Lease, report Report) *rarav1.ProgressEvent {
+func (e *events) progress(
+	lease *rarav1.Lease, report Report, artifacts []*rarav1.Artifact,
+) *rarav1.ProgressEvent {
 	event := e.of(lease)
 	event.Event = &rarav1.ProgressEvent_Progress{Progress: &rarav1.JobProgress{
-		Fraction:   report.Fraction,
-		Message:    e.text(report.Message, text.MaxProgressBytes),
-		Metrics:    e.metrics(report.Metrics),
-		Checkpoint: e.payload(report.Checkpoint),
+		Fraction:            report.Fraction,
+		Message:             e.text(report.Message, text.MaxProgressBytes),
+		Metrics:             e.metrics(report.Metrics),
+		Checkpoint:          e.payload(report.Checkpoint),
+		CheckpointArtifacts: artifacts,
 	}}
 	return event
 }
@@ -86,12 +89,14 @@ func (e *events) failed(lease *rarav1.Lease, failed *Failed) *rarav1.ProgressEve
 	return event
 }
 
+// newest is the newest report that had a checkpoint; nil: none had.
 func (e *events) cancelled(
-	lease *rarav1.Lease, reason string, checkpoint *rarav1.Payload, exit *rarav1.RunnerExit,
+	lease *rarav1.Lease, reason string, newest *rarav1.JobProgress, exit *rarav1.RunnerExit,
 ) *rarav1.ProgressEvent {
 	event := e.of(lease)
-	event.Event = &rarav1.ProgressEvent_Cancelled{
-		Cancelled: &rarav1.JobCancelled{Reason: reason, Checkpoint: checkpoint, RunnerExit: exit}}
+	event.Event = &rarav1.ProgressEvent_Cancelled{Cancelled: &rarav1.JobCancelled{
+		Reason: reason, RunnerExit: exit,
+		Checkpoint: newest.GetCheckpoint(), CheckpointArtifacts: newest.GetCheckpointArtifacts()}}
 	return event
 }
 

@@ -34,13 +34,17 @@ type stop struct {
 	reason, message string
 }
 
-// Report is how far a handler is. Checkpoint: JSON; nil: the last one stays.
+// Report is how far a handler is. Checkpoint: JSON; nil: the last one stays, with its artifacts.
 type Report struct {
 	Fraction   *float64
 	Message    string
 	Metrics    map[string]float64
 	Checkpoint []byte
+	Artifacts  []Kept
 }
+
+// Kept names stored bytes in a checkpoint.
+type Kept struct{ Name, SHA256 string }
 
 // Work is one job as its handler sees it, in whichever process the handler runs. It does not change.
 type Work struct {
@@ -62,6 +66,10 @@ type Port interface {
 	OpenInput(ctx context.Context, name string) (string, error)
 	// PutOutput stores what content gives, and lists it in the manifest.
 	PutOutput(ctx context.Context, output Output, content io.Reader) (*rarav1.Digest, error)
+	// OpenCheckpoint does so for an artifact of the checkpoint that the job was given.
+	OpenCheckpoint(ctx context.Context, name string) (string, error)
+	// Keep stores what content gives, for checkpoints to name.
+	Keep(ctx context.Context, content io.Reader) (*rarav1.Digest, error)
 	// LeaseOver is when the job's lease is over, as it is known now, on the lease clock.
 	LeaseOver() time.Duration
 	// OnKill says how to end the process that runs the handler, for a job that is to be stopped and does not stop.
@@ -86,9 +94,9 @@ type Job struct {
 	inHandler       bool // its handler has not returned: the slot is taken, whatever was said of the job
 	clock           leaseclock.Clock
 	stop            *stop
-	checkpoint      *rarav1.Payload   // the newest reported
-	secrets         map[string]string // nil: not resolved
-	refusedSequence int64             // of the event that a terminal one has to replace
+	checkpoint      *rarav1.JobProgress // the newest report that had one
+	secrets         map[string]string   // nil: not resolved
+	refusedSequence int64               // of the event that a terminal one has to replace
 	refusals        int
 	stored          map[int64]chan struct{} // effects by sequence: closed when acknowledged
 	timers          jobTimers
@@ -110,9 +118,13 @@ func (j *Job) Progress(report Report) error {
 		return err
 	}
 	j.timers.progressedAt = time.Now()
-	event := s.events.progress(j.lease(), report)
-	if checkpoint := event.GetProgress().Checkpoint; checkpoint != nil {
-		j.checkpoint = checkpoint
+	artifacts, err := j.artifacts.ofCheckpoint(report.Artifacts)
+	if err != nil {
+		return err
+	}
+	event := s.events.progress(j.lease(), report, artifacts)
+	if event.GetProgress().Checkpoint != nil {
+		j.checkpoint = event.GetProgress()
 	}
 	s.emit(event)
 	return nil

@@ -323,6 +323,7 @@ func (o *Outbox) find(token, sequence int64) *Entry {
 func (o *Outbox) merge(last *Entry, event *rarav1.ProgressEvent) {
 	if event.GetProgress().Checkpoint == nil {
 		event.GetProgress().Checkpoint = last.Event.GetProgress().Checkpoint
+		event.GetProgress().CheckpointArtifacts = last.Event.GetProgress().CheckpointArtifacts
 	}
 	event.Sequence = last.Sequence()
 	size := proto.Size(event)
