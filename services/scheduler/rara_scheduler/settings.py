@@ -72,10 +72,6 @@ class Settings(BaseSettings):
     """Events that a session may have sent and not acknowledged."""
     max_blob_bytes: Annotated[int, Field(ge=1)] = 100 * 1024 * MIB
     """One artifact in the blob store."""
-    upload_expires_s: Positive = 24 * 3600.0
-    """From an upload's creation, or from when it was taken up again; what is stored of an unfinished one goes then."""
-    connection_age_s: Positive = 1800.0
-    """How long a connection takes new calls. Executors are then asked to come again, over a new one that a load
     max_attempt_bytes: Annotated[int, Field(ge=1)] = 1024 * 1024 * MIB
     """All artifacts of one attempt together."""
     blob_store_quota_bytes: Annotated[int, Field(ge=1)] | None = None
@@ -86,6 +82,10 @@ class Settings(BaseSettings):
     """Uploads begun and not finished, of all schedulers."""
     max_lease_uploads: Annotated[int, Field(ge=1)] = 256
     """Uploads begun and not finished under one lease."""
+    upload_expires_s: Positive = 24 * 3600.0
+    """From an upload's creation, or from when it was taken up again; what is stored of an unfinished one goes then."""
+    connection_age_s: Positive = 1800.0
+    """How long a connection takes new calls. Executors are then asked to come again, over a new one that a load
     balancer may lead elsewhere; their jobs run on."""
     max_sessions: Annotated[int, Field(ge=1)] = 1000
     """Executors connected to this scheduler at one time."""
