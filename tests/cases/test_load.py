@@ -110,7 +110,8 @@ class Crowd:
         while self.is_on():
             run_id = self.dice.choice(list(self.held.values())).workflow_run_id
             with contextlib.suppress(LockTimeout):  # the caller would try again
-                await world.cancel(run_id)
+                # Within its grace a cancelled lease is renewed like any other.
+                await world.cancel(run_id, grace_s=600)
                 self.turns["cancels"] += 1
             await asyncio.sleep(0.01)
 

@@ -314,6 +314,7 @@ class Interleavings(RuleBasedStateMachine):
             )
             await self._reclaim(world)
             await world.make_due()
+            await self._close_overdue(world)
             for grant in await world.lease():
                 await world.run_to_success(grant)
         open_runs = await self.raw.fetch(

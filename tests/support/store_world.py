@@ -199,8 +199,8 @@ class StoreWorld:
     async def run_state(self, run_id: str) -> str:
         return str((await self.run(run_id))["state"])
 
-    async def cancel(self, run_id: str) -> CancelResult:
-        return await self.cancels.cancel_run(run_id, reason="CANCELLED", message="enough", grace_s=None)
+    async def cancel(self, run_id: str, *, grace_s: float | None = None) -> CancelResult:
+        return await self.cancels.cancel_run(run_id, reason="CANCELLED", message="enough", grace_s=grace_s)
 
     async def expire(self, grant: Grant) -> None:
         """Let the lease's time be over, as if it had passed."""
