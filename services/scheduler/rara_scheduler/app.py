@@ -193,11 +193,11 @@ class Scheduler:
             max_payload_bytes=s.max_payload_bytes,
             max_inline_bytes=s.max_inline_bytes,
             event_window=s.event_window,
+            max_attempt_bytes=s.max_attempt_bytes,
         )
         self._dispatch_servicer = DispatchServicer(
             scheduler_id=self._scheduler_id,
             terms=terms,
-            max_attempt_bytes=s.max_attempt_bytes,
             store=session_store,
             sessions=self._sessions,
             routes=routes,
