@@ -2,6 +2,7 @@
 package main
 
 import (
+	"github.com/rara-run/rara/executors/go/internal/fenced"
 	"github.com/rara-run/rara/executors/go/internal/probes"
 	"github.com/rara-run/rara/executors/go/rara"
 )
@@ -9,5 +10,6 @@ import (
 func main() {
 	registry := rara.NewRegistry()
 	probes.Register(registry)
+	fenced.Register(registry)
 	rara.Main(registry)
 }

@@ -1,0 +1,70 @@
+"""Operations that end in the middle, for tests of what the next attempt finds.
+
+Those of the Go tests, executors/go/internal/fenced, do the same in every detail. Input: {"folder", "size"}.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rara_executor import Job, Terminal, operation
+
+V = "1.0.0"
+EPOCHS = 6
+
+
+def mark(job: Job, name: str) -> None:
+    """Leave a file that says how far this attempt is."""
+    (Path(job.input["folder"]) / f"{name}-{job.attempt}").touch()
+
+
+async def until(job: Job, name: str) -> None:
+    """Wait for a file of the test."""
+    while not (Path(job.input["folder"]) / name).exists():
+        await asyncio.sleep(0.02)
+
+
+def weights(size: int, epoch: int) -> bytes:
+    """After an epoch: `size` bytes, each of which every epoch changes."""
+    return bytes((i * 31 + epoch * 7) % 256 for i in range(size))
+
+
+@operation("fenced.train", version=V)
+async def train(job: Job) -> Any:
+    """Goes on from the checkpoint's weights and log. The first attempt stops for ever in its middle."""
+    at = {"epoch": 0, "big": 2**53 + 1, "by": "python"}
+    resumed = {"resumed_at": 0, "resumed_of": ""}
+    log = ""
+    if job.checkpoint is not None:
+        at = dict(job.checkpoint)
+        resumed = {"resumed_at": at["epoch"], "resumed_of": at["by"]}
+        log = await _resume(job, at["epoch"])
+    while at["epoch"] < EPOCHS:
+        at |= {"epoch": at["epoch"] + 1, "by": "python"}
+        log += f"python {at['epoch']}\n"
+        path = job.scratch / "weights"
+        path.write_bytes(weights(job.input["size"], at["epoch"]))
+        await job.progress(checkpoint=at, artifacts={"weights": path, "log": log.encode()})
+        if job.checkpoint is None and at["epoch"] == EPOCHS // 2:
+            mark(job, "half")
+            await asyncio.sleep(600)
+    await job.artifacts.put_bytes("model", weights(job.input["size"], at["epoch"]), type="model")
+    return {"epoch": at["epoch"], "by": "python", "big": at["big"], "log": log} | resumed
+
+
+async def _resume(job: Job, epoch: int) -> str:
+    found = await job.artifacts.open_checkpoint("weights")
+    if found.read_bytes() != weights(job.input["size"], epoch) or found.type != "checkpoint":
+        raise Terminal("WEIGHTS_WRONG", f"of epoch {epoch}")
+    return (await job.artifacts.open_checkpoint("log")).read_text()
+
+
+@operation("fenced.publish", version=V)
+async def publish(job: Job) -> Any:
+    """Stores what names its attempt, and ends when the test lets this attempt."""
+    data = f"python {job.attempt}\n".encode() * job.input["size"]
+    await job.artifacts.put_bytes("model", data, type="model")
+    mark(job, "stored")
+    await until(job, f"publish-{job.attempt}")
+    mark(job, "returned")
+    return {"attempt": job.attempt, "by": "python"}
