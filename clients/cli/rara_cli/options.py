@@ -1,7 +1,7 @@
 """Commands and groups that load late, and take the global options anywhere on the line."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -47,7 +47,7 @@ def _store(ctx: click.Context, param: click.Parameter, value: object) -> None:
         setattr(session, param.name.removeprefix("global_"), value)
 
 
-def _global_options(*, at_root: bool) -> list[click.Option]:
+def _global_options(*, at_root: bool, formats: Sequence[str] = FORMATS) -> list[click.Option]:
     """The same options everywhere; shown in the help, and read from the environment, only once."""
 
     def option(*names: str, env: str = "", **more: Any) -> click.Option:
@@ -74,7 +74,7 @@ def _global_options(*, at_root: bool) -> list[click.Option]:
             "-o",
             "--output",
             env="RARA_OUTPUT",
-            type=click.Choice(FORMATS),
+            type=click.Choice(formats),
             help="How to show the answer.  [default: table]",
         ),
         option(
@@ -107,9 +107,11 @@ def _global_options(*, at_root: bool) -> list[click.Option]:
 class Command(click.Command):
     """A command that takes the global options."""
 
+    more_formats: tuple[str, ...] = ()  # of this command's answer alone
+
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.params.extend(_global_options(at_root=False))
+        self.params.extend(_global_options(at_root=False, formats=(*FORMATS, *self.more_formats)))
         self.epilog = self.epilog or "Global options: rara --help"
 
 

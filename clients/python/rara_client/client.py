@@ -320,11 +320,24 @@ class Client:
     async def query_lineage(
         self, request: workflow_pb2.QueryLineageRequest, *, timeout_s: float | None = None
     ) -> AsyncGenerator[workflow_pb2.LineageEdge, None]:
-        """Edges up or down from an artifact, a run or a step."""
-        request = workflow_pb2.QueryLineageRequest.FromString(request.SerializeToString())
-        async for page in self._calls.pages(self.workflow.QueryLineage, request, timeout_s):
+        """Edges up or down from an artifact, a run or a step: each once, the nearest first, from all pages.
+
+            QueryLineageRequest(artifact=digest, direction=LINEAGE_DIRECTION_DOWNSTREAM, depth=5, page_size=1000)
+
+        An edge says that a step made (`produced`) or used an artifact, and how many steps away that is. What
+        happens after the first page was read does not show. `lineage_pages` also tells whether there was too much.
+        """
+        async for page in self.lineage_pages(request, timeout_s=timeout_s):
             for item in page.edges:
                 yield item
+
+    async def lineage_pages(
+        self, request: workflow_pb2.QueryLineageRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[workflow_pb2.QueryLineageResponse, None]:
+        """The same as it comes, page by page: with the artifact that it began with, and `truncated` on the last."""
+        request = workflow_pb2.QueryLineageRequest.FromString(request.SerializeToString())
+        async for page in self._calls.pages(self.workflow.QueryLineage, request, timeout_s):
+            yield page
 
     # Executors
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from rara_cli.commands.db import database_url_option
-from rara_cli.options import Group, Seconds, blob_store_option, pass_session
+from rara_cli.options import Command, Group, Seconds, blob_store_option, pass_session
 from rara_cli.session import Session
 
 
@@ -98,3 +98,51 @@ async def gc(
 
     async with database.database_faults():
         return await garbage.collect(session, database_url, blob_store, unused_s, grace_s, dry_run, force)
+
+
+class GraphCommand(Command):
+    """A command whose answer may also be drawn."""
+
+    more_formats = ("text", "mermaid", "dot")
+
+
+@artifact.command("lineage", cls=GraphCommand)
+@click.argument("arguments", metavar="DIGEST|RUN [NAME]", nargs=-1)
+@click.option("--latest", is_flag=True, help="Of the run that was created last, or its artifact NAME.")
+@click.option("--upstream", is_flag=True, help="Only what it was made from.")
+@click.option("--downstream", is_flag=True, help="Only what was made from it.")
+@click.option(
+    "--depth",
+    type=click.IntRange(1, 32),
+    default=10,
+    show_default=True,
+    help="How many steps far.",
+)
+@click.option(
+    "--rows", type=click.IntRange(1), default=200, show_default=True, help="Longest tree, in each direction."
+)
+@pass_session
+async def show_lineage(
+    session: Session,
+    arguments: tuple[str, ...],
+    latest: bool,
+    upstream: bool,
+    downstream: bool,
+    depth: int,
+    rows: int,
+) -> None:
+    """Show what an artifact was made from, and what was made from it.
+
+    DIGEST is a SHA-256 or its first eight digits or more. Of a RUN, all that its steps used and made. With -o
+    mermaid or -o dot as a graph.
+    """
+    from rara_cli import lineage
+
+    wanted: list[lineage.Direction] = []
+    if upstream or not downstream:
+        wanted.append("upstream")
+    if downstream or not upstream:
+        wanted.append("downstream")
+    async with session.connect() as client:
+        start = await lineage.find_start(client, arguments, latest=latest)
+        await lineage.show_lineage(session, client, start, depth=depth, directions=wanted, rows=rows)
