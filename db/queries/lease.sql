@@ -43,7 +43,8 @@ select g.step_run_id::text, g.workflow_run_id::text, g.route_id, g.lease_token, 
        g.executor_id::text, least(g.deadline, w.deadline) as deadline,
        extract(epoch from least(g.deadline, w.deadline) - now())::float8 as time_remaining_s,
        t.available_at, s.step_name, s.idempotency_key, s.retry_of_step_run_id is not null as carries_over,
-       w.definition, w.definition_version, w.input, w.traceparent, w.tracestate
+       w.definition, w.definition_version, w.input, w.traceparent, w.tracestate,
+       extract(epoch from clock_timestamp() - t.available_at)::float8 as waited_s
   from granted g
   join taken t on t.step_run_id = g.step_run_id
   join rara.step_run s on s.step_run_id = g.step_run_id

@@ -73,7 +73,7 @@ select sha256, size_bytes
    for share;
 
 -- name: retry_source
-select state, definition, definition_version
+select state, definition, definition_version, traceparent, tracestate
   from rara.workflow_run
  where workflow_run_id = $1::uuid;
 
@@ -101,12 +101,13 @@ select workflow_run_id::text
 --              each goes on for, or null
 --   edges      $12 step, $13 depends on
 --   ready      $14 ids, $15 routes, $16 timeout in seconds, $17 schedule_timeout in seconds
+--   trace      $18 traceparent, $19 tracestate
 with run as (
     insert into rara.workflow_run (workflow_run_id, retry_of_workflow_run_id, definition, definition_version,
                                    on_failure, input, labels, traceparent, tracestate, deadline, steps_total,
                                    steps_succeeded)
     select $1::uuid, o.workflow_run_id, o.definition, o.definition_version, o.on_failure, o.input, o.labels,
-           o.traceparent, o.tracestate, now() + (o.deadline - o.created_at),
+           $18::text, $19::text, now() + (o.deadline - o.created_at),
            cardinality($6::uuid[]) + cardinality($3::uuid[]), cardinality($3::uuid[])
       from rara.workflow_run o
      where o.workflow_run_id = $2::uuid

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings
 from rara_executor.settings import Settings as ExecutorSettings
 from rara_scheduler.domain import run, step
 from rara_scheduler.settings import Settings as SchedulerSettings
+from rara_scheduler.telemetry.catalogue import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -138,12 +139,25 @@ def settings_table(model: type[BaseSettings]) -> str:
     return "\n".join(lines) + "\n"
 
 
+# ---------------------------------------------------------------- telemetry
+
+
+def metrics_table() -> str:
+    """A row per metric of the scheduler."""
+    lines = ["| Metric | Type | Unit | Labels | Meaning |", "| --- | --- | --- | --- | --- |"]
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.shape} | `{metric.unit}` | {labels} | {metric.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 MADE: dict[str, Callable[[], str]] = {
     "step-states": lambda: states_table(step.TRANSITIONS, step.StepState, step.StepEvent),
     "step-diagram": lambda: states_diagram(step.TRANSITIONS, step.StepState),
     "run-states": lambda: states_table(run.TRANSITIONS, run.RunState, run.RunEvent),
     "run-diagram": lambda: states_diagram(run.TRANSITIONS, run.RunState),
     "scheduler-settings": lambda: settings_table(SchedulerSettings),
+    "scheduler-metrics": metrics_table,
     "executor-settings": lambda: settings_table(ExecutorSettings),
 }
 

@@ -33,8 +33,10 @@ from rara_scheduler.loops.committer import Committer
 from rara_scheduler.loops.direct import DirectLoop
 from rara_scheduler.loops.dispatch import DispatchLoop, RouteTable
 from rara_scheduler.loops.heartbeat import HeartbeatLoop
+from rara_scheduler.loops.looks import LookLoop
 from rara_scheduler.loops.notify import NotifyLoop
 from rara_scheduler.loops.retention import RetentionLoop
+from rara_scheduler.loops.spans import SpanLoop
 from rara_scheduler.loops.sweep import SweepLoop
 from rara_scheduler.loops.uploads import UploadLoop
 from rara_scheduler.sessions import SessionRegistry
@@ -56,8 +58,10 @@ from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.sessions import SessionStore
 from rara_scheduler.store.start import RunStarter
 from rara_scheduler.store.sweeps import SweepStore
+from rara_scheduler.store.telemetry import TelemetryStore
 from rara_scheduler.store.tokens import TokenStore
 from rara_scheduler.store.watch import WatchReads
+from rara_scheduler.telemetry.setup import begin, wanted
 from rara_scheduler.transport import connections
 from rara_scheduler.transport.artifacts import ArtifactServicer
 from rara_scheduler.transport.auth import AuthInterceptor
@@ -89,6 +93,8 @@ class Scheduler:
         s = settings
         self._scheduler_id = str(uuid_utils.compat.uuid7())
         self._stop_asked = asyncio.Event()
+        self._telemetry = begin(wanted(s.metrics_listen), scheduler_id=self._scheduler_id)
+        metrics, tracing = self._telemetry.metrics, self._telemetry.tracing
         self._database = Database(
             s.database_url,
             call_connections=s.call_connections,
@@ -96,6 +102,7 @@ class Scheduler:
             acquire_timeout_s=s.acquire_timeout_s,
             statement_timeout_s=s.statement_timeout_s,
             lock_timeout_s=s.lock_timeout_s,
+            metrics=metrics,
         )
         defaults = RetryPolicy(
             max_attempts=s.retry_max_attempts,
@@ -122,6 +129,7 @@ class Scheduler:
             wake_dispatch=self._wake_dispatch,
             wake_sweep=self._wake_sweep,
             tell_others=self._notify.tell_others,
+            metrics=metrics,
         )
         self._committer = Committer(
             CommitStore(
@@ -133,6 +141,8 @@ class Scheduler:
             ),
             aftermath,
             batch=s.commit_batch,
+            metrics=metrics,
+            tracing=tracing,
         )
         self._dispatch = DispatchLoop(
             leases,
@@ -145,6 +155,8 @@ class Scheduler:
             lease_batch=s.lease_batch,
             max_payload_bytes=s.max_payload_bytes,
             tell_others=self._notify.tell_others,
+            metrics=metrics,
+            tracing=tracing,
         )
         self._heartbeats = HeartbeatLoop(
             leases,
@@ -152,6 +164,7 @@ class Scheduler:
             self._sessions,
             heartbeat_s=s.heartbeat_s,
             wake_dispatch=self._wake_dispatch,
+            metrics=metrics,
         )
         self._sweep = SweepLoop(
             SweepStore(
@@ -224,13 +237,17 @@ class Scheduler:
                 on_ready=self._dispatch.work_submitted,
                 max_inline_bytes=s.max_inline_bytes,
             ),
-            retrier=RunRetrier(self._database, definitions, on_ready=self._dispatch.work_submitted),
+            retrier=RunRetrier(
+                self._database, definitions, on_ready=self._dispatch.work_submitted, tracing=tracing
+            ),
             reads=reads,
             lineage_reads=LineageReads(self._database),
             watching=Watching(WatchReads(self._database, reads), reads, self._hub),
             explainer=Explainer(reads, accept_timeout_s=s.accept_timeout_s, silent_after_s=2 * s.heartbeat_s),
             max_payload_bytes=s.max_payload_bytes,
             canceller=Cancelling(cancels, session_store, self._sessions, aftermath),
+            tracing=tracing,
+            metrics=metrics,
         )
         transfers = BlobTransfers(
             self._blobs,
@@ -252,11 +269,25 @@ class Scheduler:
         self._authenticator = (
             Authenticator(tokens, recheck_s=s.token_recheck_s) if s.auth == "tokens" else None
         )
-        self._artifact_servicer = ArtifactServicer(transfers, holds_lease=tokens.holds_lease)
+        self._artifact_servicer = ArtifactServicer(transfers, holds_lease=tokens.holds_lease, metrics=metrics)
+        telemetry_store = TelemetryStore(self._database)
+        self._looks = LookLoop(
+            telemetry_store,
+            self._sessions,
+            metrics,
+            commit_queue=lambda: self._committer.waiting,
+            every_s=s.metrics_every_s,
+        )
+        self._spans = SpanLoop(telemetry_store, self._telemetry.spans)
         self._uploads = UploadLoop(transfers)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self.address = ""
+
+    @property
+    def metrics_address(self) -> str:
+        """HOST:PORT of the metrics; empty: they are not served."""
+        return self._telemetry.metrics_address
 
     # Loops wake each other through these, so that none has to exist before another.
     def _wake_dispatch(self) -> None:
@@ -282,7 +313,10 @@ class Scheduler:
         await self._check_schema()
         await self._blobs.prepare()
         await self._database.open()
-        interceptors = [] if self._authenticator is None else [AuthInterceptor(self._authenticator)]
+        # The onlooker first, so that it sees refused calls, too.
+        interceptors = [*self._telemetry.interceptors]
+        if self._authenticator is not None:
+            interceptors.append(AuthInterceptor(self._authenticator))
         server = grpc.aio.server(interceptors=interceptors, options=_server_options(self._settings))
         dispatch_pb2_grpc.add_DispatchServiceServicer_to_server(self._dispatch_servicer, server)
         workflow_pb2_grpc.add_WorkflowServiceServicer_to_server(self._workflow_servicer, server)
@@ -319,6 +353,8 @@ class Scheduler:
                         ("direct", self._direct.run),
                         ("health", self._watch_health),
                         *([] if self._authenticator is None else [("auth", self._authenticator.run)]),
+                        ("metrics", self._looks.run),
+                        ("spans", self._spans.run),
                     )
                 ]
                 await self._stop_asked.wait()
@@ -350,11 +386,13 @@ class Scheduler:
     async def _close(self) -> None:
         for session in self._sessions:
             session.end()
-        rest_s = 0.05 * self._settings.stop_s  # two of them, of the fifth that the drain has left
+        rest_s = 0.04 * self._settings.stop_s  # four of them, of the fifth that the drain has left
         if self._server is not None:
             await self._server.stop(min(0.5, rest_s))
+        await self._spans.finish(timeout_s=rest_s)
         await self._database.close(timeout_s=rest_s)
         self._blobs.close()
+        await asyncio.to_thread(self._telemetry.close, timeout_s=rest_s)
         log.info("scheduler.stopped")
 
     async def _check_schema(self) -> None:
@@ -443,6 +481,11 @@ async def serve(settings: Settings) -> int:
         loop.add_signal_handler(number, on_signal)
     await scheduler.start()
     print(f"rara-scheduler listening on {scheduler.address}", flush=True)  # noqa: T201 - what scripts wait for
-    log.info("scheduler.started", address=scheduler.address, host=socket.gethostname())
+    log.info(
+        "scheduler.started",
+        address=scheduler.address,
+        host=socket.gethostname(),
+        metrics=scheduler.metrics_address,
+    )
     await scheduler.run()
     return 0

@@ -113,6 +113,12 @@ class Settings(BaseSettings):
     retention_every_s: Positive = 3600.0
     """How often what is past retention is looked for; after a failure sooner."""
 
+    metrics_listen: str = ""
+    """HOST:PORT where Prometheus finds metrics at /metrics, in plain text and for anybody: numbers by kind, method and
+    code, no ids. Needs the extra `observability`. OTLP is set by OpenTelemetry's own variables."""
+    metrics_every_s: Annotated[float, Field(ge=1)] = 15.0
+    """How often metrics that the database alone knows are asked for, while metrics are on."""
+
     log_format: Literal["json", "console"] = "json"
     """How lines on stderr look."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -173,6 +179,7 @@ class Settings(BaseSettings):
             raise ValueError("RARA_BLOB_STORE must be a file:/// URL with an absolute path")
         for name, address in (
             ("RARA_LISTEN", self.listen),
+            *([("RARA_METRICS_LISTEN", self.metrics_listen)] if self.metrics_listen else []),
             *(("RARA_DIRECT_EXECUTORS", address) for address in self.direct_executors),
         ):
             host, _, port = address.rpartition(":")

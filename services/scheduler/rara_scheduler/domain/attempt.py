@@ -156,7 +156,10 @@ class Closing:
 
 @dataclass(slots=True)
 class Decision:
-    """What to write for one lease. `missing` lists numbers that a new gap skipped, to be asked for once."""
+    """What to write for one lease. `missing` lists numbers that a new gap skipped, to be asked for once.
+
+    kind: of its step, for those who count.
+    """
 
     lease: LeaseFacts
     stored: list[Report] = field(default_factory=list)
@@ -169,6 +172,7 @@ class Decision:
     gaps: int = 0
     missing: list[int] = field(default_factory=list)
     closing: Closing | None = None
+    kind: str = ""
 
     @property
     def changed(self) -> bool:

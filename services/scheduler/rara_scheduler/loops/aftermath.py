@@ -12,6 +12,7 @@ from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.store.cancel import CancelResult
 from rara_scheduler.store.commit import BatchResult, Late
 from rara_scheduler.store.run_ledger import CancelOrder
+from rara_scheduler.telemetry.port import SILENT, Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -35,8 +36,10 @@ class Aftermath:
         wake_dispatch: Callable[[], None],
         wake_sweep: Callable[[], None],
         tell_others: Callable[[], None],
+        metrics: Metrics = SILENT,
     ) -> None:
         self._sessions = sessions
+        self._metrics = metrics
         self._hub = hub
         self._wake_dispatch = wake_dispatch
         self._wake_sweep = wake_sweep
@@ -75,9 +78,14 @@ class Aftermath:
             self._wake_dispatch()
         if result.made_waiting:
             self._wake_sweep()
+        self._metrics.attempts_ended(result.decisions.values())
+        self._metrics.runs_ended(result.ended_runs)
+        self._metrics.steps_cancelled(result.closed_unheld)
 
     def cancelled(self, result: CancelResult) -> None:
         self._follow_up(result.orders, result.changed_runs)
+        self._metrics.runs_ended(result.ended_runs)
+        self._metrics.steps_cancelled(result.closed_unheld)
 
     def _follow_up(self, orders: list[CancelOrder], changed_runs: set[str]) -> None:
         if orders and self._sessions.push_cancels(orders):

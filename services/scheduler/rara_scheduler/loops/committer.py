@@ -13,6 +13,7 @@ from rara_scheduler.domain.errors import Fault
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.store.commit import BatchResult, CommitStore, LeaseReports
 from rara_scheduler.store.database import Conflict, DataRefused, LockTimeout
+from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -45,10 +46,14 @@ class Committer:
         aftermath: Aftermath,
         *,
         batch: int,
+        metrics: Metrics = SILENT,
+        tracing: Tracing = UNTRACED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._aftermath = aftermath
+        self._metrics = metrics
+        self._tracing = tracing
         self._batch = batch
         self._size = batch  # of the next transaction, by how long the last ones took
         self._clock = clock
@@ -102,7 +107,9 @@ class Committer:
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 continue
             wait_s = _FIRST_WAIT_S
-            self._resize(len(taken), self._clock() - began_at)
+            took_s = self._clock() - began_at
+            self._resize(len(taken), took_s)
+            self._metrics.committed(len(taken), took_s)
             self._put_behind([submission for submission in taken if submission.lease_token in result.busy])
             self._held_up -= {reports.lease_token for reports in batch}
             self._held_up |= result.busy
@@ -122,10 +129,18 @@ class Committer:
         """Somebody may hold a run of the batch: others wait for that once, and not again."""
         if not self._held_up:
             try:
-                return await self._store.commit(batch)
+                return await self._traced(batch, skip_locked=False)
             except LockTimeout:
                 pass
-        return await self._store.commit(batch, skip_locked=True)
+        return await self._traced(batch, skip_locked=True)
+
+    async def _traced(self, batch: list[LeaseReports], *, skip_locked: bool) -> BatchResult:
+        if not self._tracing.is_on:
+            return await self._store.commit(batch, skip_locked=skip_locked)
+        began_ns = time.time_ns()
+        result = await self._store.commit(batch, skip_locked=skip_locked)
+        self._tracing.attempts_ended(result.decisions.values(), began_ns, time.time_ns())
+        return result
 
     def _put_behind(self, held_up: list[Submission]) -> None:
         """Let the others pass, each lease's own in the order in which they came: a whole batch may be held up."""
@@ -142,7 +157,7 @@ class Committer:
 
     async def commit_found(self, batch: list[LeaseReports]) -> BatchResult:
         """Commit what a sweep found, beside the queue; leases that somebody is at work on are left out."""
-        result = await self._store.commit(batch, skip_locked=True)
+        result = await self._traced(batch, skip_locked=True)
         self._aftermath.committed(result, {})
         return result
 

@@ -20,6 +20,7 @@ from rara_scheduler.store.definitions import UnusableDefinition
 from rara_scheduler.store.leases import Cursor, Grant, LeaseStore
 from rara_scheduler.store.run_ledger import Specs
 from rara_scheduler.store.sweeps import BEFORE_ALL
+from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, Sent, Tracing
 from rara_scheduler.transport.jobs import UnfitJob, build_job
 
 log = structlog.get_logger(__name__)
@@ -34,6 +35,15 @@ class _Group:
 
     routes: dict[int, str]  # route_id -> the version of its kind to run
     sessions: list[Session]
+
+
+@dataclass(frozen=True, slots=True)
+class _Granted:
+    """When a grant's statement began and ended, in epoch nanoseconds; at: its end on the monotonic clock."""
+
+    began_ns: int
+    ended_ns: int
+    at: float
 
 
 class RouteTable:
@@ -103,6 +113,8 @@ class DispatchLoop:
         lease_batch: int,
         max_payload_bytes: int,
         tell_others: Callable[[], None],
+        metrics: Metrics = SILENT,
+        tracing: Tracing = UNTRACED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._leases = leases
@@ -115,6 +127,8 @@ class DispatchLoop:
         self._lease_batch = lease_batch
         self._max_payload_bytes = max_payload_bytes
         self._tell_others = tell_others
+        self._metrics = metrics
+        self._tracing = tracing
         self._clock = clock
         self._wake = asyncio.Event()
         self._local_work = False
@@ -197,14 +211,16 @@ class DispatchLoop:
             (route_id, most, self._cursors.get(route_id, BEFORE_ALL), group.routes[route_id])
             for route_id, most in limits.items()
         ]
+        granting_ns = time.time_ns()
         grants = await self._leases.grant(probes, slots)
+        granted = _Granted(granting_ns, time.time_ns(), self._clock())
         for grant in grants:
             seen = (grant.available_at, UUID(grant.step_run_id))
             if seen > self._cursors.get(grant.route_id, BEFORE_ALL):
                 self._cursors[grant.route_id] = seen
         if grants:
             try:
-                await self._send(group, grants)
+                await self._send(group, grants, granted)
             except (Fault, Conflict, DataRefused):
                 # Leased, and what the jobs need could not be loaded: back at once, not after the accept timeout.
                 for grant in grants:
@@ -245,7 +261,7 @@ class DispatchLoop:
                 limits[route_ids[self._turn % len(route_ids)]] = room
         return limits
 
-    async def _send(self, group: _Group, grants: Sequence[Grant]) -> None:
+    async def _send(self, group: _Group, grants: Sequence[Grant], granted: "_Granted") -> None:
         specs = []
         for grant in grants:
             try:
@@ -253,7 +269,7 @@ class DispatchLoop:
                 specs.append((grant, definition.steps[grant.step_name]))
             except (LookupError, UnusableDefinition) as error:
                 # A row that somebody changed by hand: its own step's trouble, not its neighbours'.
-                log.error("dispatch.definition_unreadable", step_run_id=grant.step_run_id, error=repr(error))
+                log.error("dispatch.definition_unreadable", **_names(grant), error=repr(error))
                 self._give_back(
                     grant,
                     StepError(Code.PAYLOAD_INVALID, "its definition cannot be read", retryable=False),
@@ -261,6 +277,7 @@ class DispatchLoop:
         materials = await self._leases.materials(specs)
         sessions = {session.executor_id: session for session in group.sessions}
         jobs: dict[str, list[job_pb2.JobRequest]] = {}
+        sent: list[tuple[Grant, job_pb2.JobRequest]] = []
         for grant, spec in specs:
             session = sessions[grant.executor_id]
             try:
@@ -272,12 +289,15 @@ class DispatchLoop:
                     kind_version=group.routes[grant.route_id],
                     lease_s=self._lease_s,
                     max_payload_bytes=self._max_payload_bytes,
+                    trace=self._tracing.attempt_context(
+                        grant.traceparent, grant.tracestate, grant.lease_token
+                    ),
                 )
             except UnfitJob as unfit:
                 self._give_back(grant, unfit.error)
                 continue
             except Exception as error:
-                log.error("dispatch.unbuildable", step_run_id=grant.step_run_id, error=repr(error))
+                log.error("dispatch.unbuildable", **_names(grant), error=repr(error))
                 self._give_back(
                     grant,
                     StepError(Code.PAYLOAD_INVALID, "the job cannot be put together", retryable=False),
@@ -298,10 +318,32 @@ class DispatchLoop:
                 group.routes[grant.route_id],
             )
             jobs.setdefault(session.executor_id, []).append(job)
+            sent.append((grant, job))
         for executor_id, batch in jobs.items():
             session = sessions[executor_id]
             session.jobs_sent += len(batch)
             session.send_jobs(batch)
+        self._tell_sent(sent, granted)
+
+    def _tell_sent(self, sent: Sequence[tuple[Grant, job_pb2.JobRequest]], granted: "_Granted") -> None:
+        if self._metrics.is_on:
+            since_s = self._clock() - granted.at
+            self._metrics.dispatched((job.kind, grant.waited_s + since_s) for grant, job in sent)
+        if self._tracing.is_on:
+            now_ns = time.time_ns()
+            self._tracing.sent(
+                Sent(
+                    job.trace.traceparent,
+                    job.trace.tracestate,
+                    grant.lease_token,
+                    job.kind,
+                    granted.began_ns,
+                    granted.ended_ns,
+                    now_ns,
+                )
+                for grant, job in sent
+                if job.trace.traceparent
+            )
 
     def _give_back(self, grant: Grant, error: StepError) -> None:
         self._committer.submit(
@@ -309,6 +351,16 @@ class DispatchLoop:
                 grant.step_run_id, grant.workflow_run_id, grant.lease_token, None, AttemptEnding(error)
             )
         )
+
+
+def _names(grant: Grant) -> dict[str, object]:
+    """What every log line about a grant says."""
+    return {
+        "workflow_run_id": grant.workflow_run_id,
+        "step_run_id": grant.step_run_id,
+        "attempt": grant.attempt,
+        "lease_token": grant.lease_token,
+    }
 
 
 def _deal(sessions: Sequence[Session], most: int) -> list[str]:

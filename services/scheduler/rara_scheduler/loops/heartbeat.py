@@ -14,6 +14,7 @@ from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.leases import LeaseStore
 from rara_scheduler.store.run_ledger import CancelOrder
 from rara_scheduler.store.sessions import SessionStore
+from rara_scheduler.telemetry.port import SILENT, Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -45,8 +46,10 @@ class HeartbeatLoop:
         *,
         heartbeat_s: float,
         wake_dispatch: Callable[[], None],
+        metrics: Metrics = SILENT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._metrics = metrics
         self._leases = leases
         self._store = store
         self._sessions = sessions
@@ -132,6 +135,7 @@ class HeartbeatLoop:
                         self._owing.set()  # the committer is at it still
                         await asyncio.sleep(self._heartbeat_s / 10)
                         continue
+                    self._metrics.renewed(int(is_renewed))
                     self._settle(executor_id, token, is_renewed=is_renewed)
 
     def _settle(self, executor_id: str, token: int, *, is_renewed: bool) -> None:
@@ -197,6 +201,7 @@ class HeartbeatLoop:
             again, gone, busy = await self._leases.renew([beat for beat in wanted if beat[1] in busy])
             renewed |= again
             lost |= gone
+        self._metrics.renewed(len(renewed))
         for session, number, tokens in beats:
             held_up = {token: steps[token] for token in tokens if token in busy}
             if held_up:

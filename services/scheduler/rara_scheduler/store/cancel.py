@@ -8,7 +8,15 @@ from rara_scheduler.domain.errors import Code
 from rara_scheduler.domain.run import TERMINAL
 from rara_scheduler.store.database import Conflict, Connection, Database, Lane
 from rara_scheduler.store.queries import query
-from rara_scheduler.store.run_ledger import CancelOrder, ClosedStep, RunLedger, Specs, SpecsAtHand, locked_run
+from rara_scheduler.store.run_ledger import (
+    CancelOrder,
+    ClosedStep,
+    RunLedger,
+    Specs,
+    SpecsAtHand,
+    ended,
+    locked_run,
+)
 from rara_scheduler.store.sweeps import OverdueStep
 
 _CONFLICT_RETRIES = 5
@@ -20,6 +28,8 @@ class CancelResult:
 
     orders: list[CancelOrder] = field(default_factory=list)
     changed_runs: set[str] = field(default_factory=set)
+    ended_runs: list[str] = field(default_factory=list)  # how they ended
+    closed_unheld: int = 0
 
 
 class CancelStore:
@@ -70,12 +80,13 @@ class CancelStore:
         run = ledger.runs.get(workflow_run_id)
         if run is None or run.state in TERMINAL:
             return CancelResult()
+        ended_runs: list[str] = []
         if run.cancel_reason is None:
             await connection.fetch(query("request_cancel"), workflow_run_id, reason, message)
             run.cancel_reason = reason
             await ledger.cancel_rest(connection, {workflow_run_id: reason}, grace_s=grace_s)
-            await ledger.write(connection)
-        return CancelResult(ledger.orders, {workflow_run_id})
+            ended_runs = ended(await ledger.write(connection))
+        return CancelResult(ledger.orders, {workflow_run_id}, ended_runs, ledger.closed_unheld)
 
     async def close_overdue(self, steps: Sequence[OverdueStep]) -> CancelResult:
         """Close ready or waiting steps beyond their time, and what follows for their runs.
@@ -118,7 +129,12 @@ class CancelStore:
         ]
         await ledger.close(connection, closed, ending_step_ids=())
         runs = await ledger.write(connection)
-        return CancelResult(ledger.orders, {run.workflow_run_id for run in runs})
+        return CancelResult(
+            ledger.orders,
+            {run.workflow_run_id for run in runs},
+            ended(runs),
+            ledger.closed_unheld + len(closed),
+        )
 
     async def _lock(
         self, connection: Connection, run_ids: Sequence[str], at_hand: SpecsAtHand, *, skip_locked: bool

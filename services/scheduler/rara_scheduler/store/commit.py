@@ -33,6 +33,7 @@ from rara_scheduler.store.run_ledger import (
     RunLedger,
     Specs,
     SpecsAtHand,
+    ended,
     locked_run,
 )
 
@@ -72,6 +73,8 @@ class BatchResult:
     changed_runs: set[str] = field(default_factory=set)
     made_ready: bool = False
     made_waiting: bool = False
+    ended_runs: list[str] = field(default_factory=list)  # how they ended
+    closed_unheld: int = 0  # steps closed beside and behind them, while nobody held them
     busy: set[int] = field(default_factory=set)  # current, and held by somebody else just now: not committed
 
     def merge(self, other: "BatchResult") -> None:
@@ -81,6 +84,8 @@ class BatchResult:
         self.changed_runs |= other.changed_runs
         self.made_ready |= other.made_ready
         self.made_waiting |= other.made_waiting
+        self.ended_runs += other.ended_runs
+        self.closed_unheld += other.closed_unheld
         self.busy |= other.busy
 
 
@@ -257,6 +262,8 @@ class CommitStore:
             )
             if step is None:
                 _refuse_all(decision, reports, _UNREADABLE)
+            else:
+                decision.kind = step.kind
             result.decisions[lease.lease_token] = decision
         changed = [decision for decision in result.decisions.values() if decision.changed]
         if changed:
@@ -302,6 +309,8 @@ class CommitStore:
                 result.made_ready |= decision.closing.at_once
                 result.made_waiting |= not decision.closing.at_once
         result.orders = ledger.orders
+        result.ended_runs = ended(runs)
+        result.closed_unheld = ledger.closed_unheld
         result.changed_runs = {run.workflow_run_id for run in runs}
 
     async def _classify_late(self, connection: Connection, late: Sequence[LeaseReports]) -> dict[int, Late]:

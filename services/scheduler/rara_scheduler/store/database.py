@@ -1,6 +1,7 @@
 """Connections to PostgreSQL: two bounded pools, and one translation of what can go wrong with them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -9,6 +10,7 @@ from typing import TypeAlias
 import asyncpg
 
 from rara_scheduler.domain.errors import Code, Fault
+from rara_scheduler.telemetry.port import SILENT, Metrics
 
 # What the pools hand out. An alias, since the driver's own name says little.
 Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
@@ -112,8 +114,10 @@ class Database:
         acquire_timeout_s: float = 5.0,
         statement_timeout_s: float = 20.0,
         lock_timeout_s: float = 5.0,
+        metrics: Metrics = SILENT,
     ) -> None:
         self._dsn = dsn
+        self._metrics = metrics
         self._lock_timeout_s = lock_timeout_s
         self._sizes = {Lane.CALLS: call_connections, Lane.ENGINE: engine_connections}
         self._pools: dict[Lane, asyncpg.Pool] = {}
@@ -158,13 +162,17 @@ class Database:
         """A connection outside any transaction. Raises PoolTimeout, or what `translated_errors` lists."""
         pool = self._pools[lane]
         async with translated_errors():
+            began_at = time.perf_counter() if self._metrics.is_on else 0.0
             try:
                 connection = await pool.acquire(timeout=self._acquire_timeout_s)
             except TimeoutError:
+                self._metrics.pool_timed_out(lane)
                 raise PoolTimeout(self._acquire_timeout_s) from None
             except asyncpg.ProtocolViolationError as error:
                 # A pooler's, for whatever keeps it from the database.
                 raise StoreUnavailable(str(error)) from error
+            if began_at:
+                self._metrics.waited_for_connection(lane, time.perf_counter() - began_at)
             try:
                 yield connection
             except TimeoutError as error:  # the driver's own bound on one statement

@@ -36,6 +36,7 @@ class Grant:
     run_input: bytes | None
     traceparent: str
     tracestate: str
+    waited_s: float = 0.0  # from available_at to the grant, by the database's clock
 
 
 @dataclass(slots=True)
@@ -121,6 +122,7 @@ class LeaseStore:
                 run_input=row["input"],
                 traceparent=row["traceparent"],
                 tracestate=row["tracestate"],
+                waited_s=row["waited_s"],
             )
             for row in rows
         ]

@@ -14,6 +14,7 @@ from rara_scheduler.store.definitions import DefinitionStore, Registered
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.start import run_of_key
 from rara_scheduler.store.step_rows import StepColumns, new_id
+from rara_scheduler.telemetry.port import UNTRACED, Tracing
 
 _TRIES: Final = 5
 
@@ -39,8 +40,14 @@ class RunRetrier:
     """Starts the retry of a run: at most one that has not ended, whoever asks and however many do."""
 
     def __init__(
-        self, database: Database, definitions: DefinitionStore, *, on_ready: Callable[[], None]
+        self,
+        database: Database,
+        definitions: DefinitionStore,
+        *,
+        on_ready: Callable[[], None],
+        tracing: Tracing = UNTRACED,
     ) -> None:
+        self._tracing = tracing
         self._database = database
         self._definitions = definitions
         self._on_ready = on_ready
@@ -92,7 +99,8 @@ class RunRetrier:
         }
         registered = await self._definitions.load(run["definition"], run["definition_version"])
         _check_step_names(registered.spec, step_names)
-        arguments = _arguments(source, registered, earlier, step_names, key, sha256)
+        trace = self._tracing.retries(run["traceparent"], run["tracestate"])
+        arguments = [*_arguments(source, registered, earlier, step_names, key, sha256), *trace]
         async with self._database.connection() as connection:
             started = await connection.fetchval(query("retry_run"), *arguments)
             if started is not None:
@@ -123,7 +131,7 @@ def _arguments(
     key: str | None,
     sha256: str,
 ) -> list[Any]:
-    """The parameters of `retry_run`, in its order."""
+    """The parameters of `retry_run`, in its order; the trace context follows."""
     spec = registered.spec
     rerun = steps_to_rerun(spec, earlier, step_names)
     run_id = new_id()

@@ -9,7 +9,7 @@ import asyncpg
 
 from rara_scheduler.domain.definition import DefinitionSpec
 from rara_scheduler.domain.errors import FAILS_THE_RUN, Code
-from rara_scheduler.domain.run import RunEvent, RunState, Tally, closing_event, transition
+from rara_scheduler.domain.run import TERMINAL, RunEvent, RunState, Tally, closing_event, transition
 from rara_scheduler.store.database import Connection
 from rara_scheduler.store.definitions import UnusableDefinition
 from rara_scheduler.store.queries import query
@@ -150,6 +150,7 @@ class RunLedger:
     specs: Mapping[tuple[str, int], DefinitionSpec | None]
     cancel_grace_s: float
     orders: list[CancelOrder] = field(default_factory=list)
+    closed_unheld: int = 0  # steps closed while nobody held them: cancelled, all of them
 
     def spec(self, run: LockedRun) -> DefinitionSpec | None:
         """None: its definition cannot be had. Nothing of the run can go on then, and other runs do not notice."""
@@ -279,6 +280,7 @@ class RunLedger:
 
     def _count_rows(self, rows: Iterable[asyncpg.Record]) -> None:
         for row in rows:
+            self.closed_unheld += 1
             self._count(
                 row["workflow_run_id"],
                 ClosedStep(row["workflow_run_id"], row["step_run_id"], "", "cancelled", row["reason"]),
@@ -295,6 +297,11 @@ class RunLedger:
                 run.failed_step_run_id = step.step_run_id
         else:
             run.cancelled += 1
+
+
+def ended(runs: Iterable[LockedRun]) -> list[str]:
+    """How those of the written runs ended that did."""
+    return [run.state.value for run in runs if run.state in TERMINAL]
 
 
 def cancel_order(row: asyncpg.Record) -> CancelOrder:

@@ -15,6 +15,7 @@ from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.blobs.transfers import BlobTransfers, Piece
 from rara_scheduler.domain.errors import Code, Fault, field_invalid
 from rara_scheduler.store.blobs import UploadLease, UploadLeaseLost
+from rara_scheduler.telemetry.port import SILENT, Metrics
 from rara_scheduler.transport.auth import uploads_under_lease
 from rara_scheduler.transport.status import abort, answers, internal_fault, streams
 
@@ -36,8 +37,10 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
         *,
         piece_wait_s: float = PIECE_WAIT_S,
         holds_lease: Callable[[str, int, str], Awaitable[bool]] | None = None,
+        metrics: Metrics = SILENT,
     ) -> None:
         """holds_lease: whether a step's lease is held by the executor of this name; asked where callers have names."""
+        self._metrics = metrics
         self._transfers = transfers
         self._piece_wait_s = piece_wait_s
         self._holds_lease = holds_lease
@@ -117,6 +120,7 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
         while message is not None:
             if message.upload_id not in ("", first.upload_id):
                 raise field_invalid("upload_id", "must not change within a call")
+            self._metrics.transferred("up", len(message.data))
             yield Piece(offset=message.offset, data=message.data, finish=message.finish)
             message = await self._next(rest)
 
@@ -177,6 +181,7 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
         digest = digest_of(request.digest, "digest")
         async with aclosing(self._transfers.read(digest, request.offset, request.limit)) as chunks:
             async for chunk in chunks:
+                self._metrics.transferred("down", len(chunk))
                 yield pb.ReadBlobResponse(data=chunk)
 
 

@@ -53,6 +53,7 @@ def build_job(
     kind_version: str,
     lease_s: float,
     max_payload_bytes: int,
+    trace: tuple[str, str] = ("", ""),
 ) -> job_pb2.JobRequest:
     """The request for one granted step. Raises UnfitJob when its input or artifacts do not come together."""
     missing = materials.missing.get(grant.step_run_id)
@@ -91,9 +92,8 @@ def build_job(
         job.secrets[name].provider = secret.provider
         job.secrets[name].name = secret.name
         job.secrets[name].version = secret.version
-    if grant.traceparent:
-        job.trace.traceparent = grant.traceparent
-        job.trace.tracestate = grant.tracestate
+    if trace[0]:
+        job.trace.traceparent, job.trace.tracestate = trace
     job.input_artifacts.extend(artifact_message(a) for a in materials.artifacts.get(grant.step_run_id, ()))
     for name, result in materials.effects.get(grant.idempotency_key, [])[:_MAX_EFFECTS]:
         job.effects.add(name=name, result=common_pb2.Payload(data=result))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol, assert_never
 
@@ -20,6 +21,7 @@ from rara_scheduler.store.lineage import LineageReads, Start
 from rara_scheduler.store.reads import LEAN_BYTES, Reads
 from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.start import RunStarter
+from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, Tracing
 from rara_scheduler.transport import convert, convert_requests, lineage
 from rara_scheduler.transport.page_token import decode_token, invalid_token, page_size
 from rara_scheduler.transport.paging import fit_steps, in_batches, page
@@ -51,7 +53,11 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         explainer: Explainer,
         canceller: Canceller,
         max_payload_bytes: int,
+        tracing: Tracing = UNTRACED,
+        metrics: Metrics = SILENT,
     ) -> None:
+        self._tracing = tracing
+        self._metrics = metrics
         self._definitions = definitions
         self._starter = starter
         self._retrier = retrier
@@ -128,7 +134,11 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         self, request: workflow_pb2.StartRunRequest, context: Context
     ) -> workflow_pb2.StartRunResponse:
         command = convert_requests.start_command(request, self._max_payload_bytes)
+        traceparent, tracestate = self._tracing.run_context(command.traceparent, command.tracestate)
+        command = replace(command, traceparent=traceparent, tracestate=tracestate)
         run_id, already_started = await self._starter.start(command)
+        if not already_started:
+            self._metrics.run_started()
         return workflow_pb2.StartRunResponse(run=await self._run(run_id), already_started=already_started)
 
     @answers
@@ -187,6 +197,8 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         new_id, already_started = await self._retrier.retry(
             run_id, tuple(request.step_names), idempotency_key=key
         )
+        if not already_started:
+            self._metrics.run_started()
         return workflow_pb2.RetryRunResponse(run=await self._run(new_id), already_started=already_started)
 
     @streams
