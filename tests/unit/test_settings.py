@@ -38,7 +38,11 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ({"silence_s": 30}, ["RARA_SILENCE_S", "RARA_LEASE_S"]),
         ({"max_payload_bytes": 2 * MIB}, ["RARA_MAX_FRAME_BYTES", "RARA_MAX_PAYLOAD_BYTES"]),
         ({"retry_max_backoff_s": 0.5}, ["RARA_RETRY_MAX_BACKOFF_S", "RARA_RETRY_INITIAL_BACKOFF_S"]),
-        ({"blob_store": "s3://bucket"}, ["RARA_BLOB_STORE"]),
+        ({"blob_store": "gs://bucket"}, ["RARA_BLOB_STORE"]),
+        ({"blob_store": "s3://"}, ["RARA_BLOB_STORE"]),
+        ({"blob_store": "s3://bucket/a//b"}, ["RARA_BLOB_STORE"]),
+        ({"blob_store": "s3://bucket/../b"}, ["RARA_BLOB_STORE"]),
+        ({"blob_store": "s3://bucket/a?region=b"}, ["RARA_BLOB_STORE"]),
         ({"blob_store": "file://relative"}, ["RARA_BLOB_STORE"]),
         ({"listen": "7310"}, ["RARA_LISTEN"]),
         ({"listen": "127.0.0.1:seven"}, ["RARA_LISTEN"]),
@@ -52,9 +56,20 @@ def test_a_contradiction_is_refused_naming_both(values: dict[str, object], names
         assert name in str(raised.value)
 
 
+def test_credentials_in_an_address_are_refused_without_showing_them() -> None:
+    with pytest.raises(ValidationError) as raised:
+        settings(blob_store="s3://AKIAID:topsecret@bucket/prefix")
+    [problem] = raised.value.errors()
+    assert "AWS_" in problem["msg"]
+    assert "topsecret" not in problem["msg"]
+
+
 @pytest.mark.parametrize(
     "values",
     [
+        {"blob_store": "s3://bucket"},
+        {"blob_store": "s3://my.bucket-1/"},
+        {"blob_store": "s3://bucket/a/prefix=1/x.y/"},
         {"heartbeat_s": 10, "silence_s": 25},
         {"silence_s": 12.5},
         {"silence_s": 29.9},

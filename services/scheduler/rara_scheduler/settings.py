@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from rara_scheduler.blobs.open import check_blob_store_url
+
 MIB = 1024 * 1024
 
 Positive = Annotated[float, Field(gt=0)]
@@ -31,7 +33,8 @@ class Settings(BaseSettings):
     migrate: bool = False
     """Apply missing migrations before serving."""
     blob_store: str = "file:///var/lib/rara/blobs"
-    """Where artifacts' bytes live: a file:/// URL with an absolute path, which schedulers share."""
+    """Where artifacts' bytes live: a file:/// URL with an absolute path, which schedulers share, or s3://bucket/prefix
+    with AWS's own variables beside it."""
 
     lease_s: Positive = 30.0
     """How long an executor may be unheard of before its steps are leased again."""
@@ -175,8 +178,10 @@ class Settings(BaseSettings):
                 retry_max_backoff_s=self.retry_max_backoff_s,
                 retry_initial_backoff_s=self.retry_initial_backoff_s,
             )
-        if not self.blob_store.startswith("file:///"):
-            raise ValueError("RARA_BLOB_STORE must be a file:/// URL with an absolute path")
+        try:
+            check_blob_store_url(self.blob_store)
+        except ValueError as error:
+            raise ValueError(f"RARA_BLOB_STORE {error}") from None
         for name, address in (
             ("RARA_LISTEN", self.listen),
             *([("RARA_METRICS_LISTEN", self.metrics_listen)] if self.metrics_listen else []),
