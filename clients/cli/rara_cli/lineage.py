@@ -103,6 +103,18 @@ async def find_start(client: Client, arguments: Sequence[str], *, latest: bool) 
     return Start(workflow_run_id=await find_run(client, None if latest else text, latest=latest))
 
 
+async def find_artifact_start(client: Client, arguments: Sequence[str], *, latest: bool) -> Start:
+    """The same, but no run."""
+    start = Start()
+    if not latest or len(arguments) == 1:
+        start = await find_start(client, arguments, latest=latest)
+    if not start.sha256:
+        raise CommandError(
+            Exit.USAGE, "USAGE", "give a DIGEST, or RUN and NAME", "rara artifact list RUN -o wide"
+        )
+    return start
+
+
 async def read_lineage(
     client: Client,
     start: Start,

@@ -146,3 +146,22 @@ async def show_lineage(
     async with session.connect() as client:
         start = await lineage.find_start(client, arguments, latest=latest)
         await lineage.show_lineage(session, client, start, depth=depth, directions=wanted, rows=rows)
+
+
+@artifact.command()
+@click.argument("arguments", metavar="DIGEST|RUN NAME", nargs=-1)
+@click.option("--latest", is_flag=True, help="Of the run that was created last; then give NAME alone.")
+@click.option("--rows", type=click.IntRange(1), default=200, show_default=True, help="Longest table.")
+@pass_session
+async def impact(session: Session, arguments: tuple[str, ...], latest: bool, rows: int) -> None:
+    """Show what must be rebuilt when an artifact changes.
+
+    The steps that used it or what was made from it, in the order in which they have to run again, with their runs
+    and the artifacts that are stale then.
+    """
+    from rara_cli.impact import show_impact
+    from rara_cli.lineage import find_artifact_start
+
+    async with session.connect() as client:
+        start = await find_artifact_start(client, arguments, latest=latest)
+        await show_impact(session, client, start, rows=rows)
