@@ -19,6 +19,7 @@ class Exit(IntEnum):
     UNREACHABLE = 6
     PROMISE_BROKEN = 7  # `rara db check` found what may never be
     STILL_GOING = 8  # when --timeout ended
+    DIFFERENT = 9  # `rara run compare --exit-code` found that results differ
     RUN_FAILED = 10
     RUN_CANCELLED = 11
     DEADLINE_EXCEEDED = 12

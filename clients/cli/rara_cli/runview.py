@@ -1,8 +1,9 @@
 """What is known of a watched run: how far it is, how fast, and how it ended."""
 
-import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from rara.v1 import workflow_pb2
@@ -132,23 +133,39 @@ def fraction_of(step: workflow_pb2.StepRun) -> float | None:
 def dependencies(step: workflow_pb2.StepDefinition) -> list[str]:
     """Steps that this one names: as dependency, as an artifact's source, or in a reference of its input."""
     names = [*step.depends_on, *(item.from_step for item in step.input_artifacts if item.from_step)]
-    with contextlib.suppress(ValueError):  # a template of another media type
-        names.extend(_referenced(json.loads(step.input_template.data or b"null")))
+    for pointer in references(step):
+        parts = pointer.split("/")
+        if len(parts) > 2 and parts[1] == "steps":
+            names.append(parts[2].replace("~1", "/").replace("~0", "~"))
     return list(dict.fromkeys(names))
 
 
-def _referenced(value: object) -> list[str]:
+def references(step: workflow_pb2.StepDefinition) -> list[str]:
+    """What its input is made from, as JSON pointers; without a template it is the run's input."""
+    if not step.HasField("input_template"):
+        return ["/run/input"]
+    return list(_references(step.input_template.data))
+
+
+@lru_cache(maxsize=20_000)  # the definitions of two runs, each of whose steps is asked for several times
+def _references(template: bytes) -> tuple[str, ...]:
+    try:
+        return tuple(_pointers(json.loads(template or b"null")))
+    except ValueError:  # of another media type
+        return ()
+
+
+def _pointers(value: object) -> Iterator[str]:
     if isinstance(value, list):
-        return [name for item in value for name in _referenced(item)]
-    if not isinstance(value, dict):
-        return []
-    pointer = value.get("$ref") if len(value) == 1 else None
-    if isinstance(pointer, str):
-        parts = pointer.split("/")
-        if len(parts) > 2 and parts[1] == "steps":
-            return [parts[2].replace("~1", "/").replace("~0", "~")]
-        return []
-    return [name for item in value.values() for name in _referenced(item)]
+        for item in value:
+            yield from _pointers(item)
+    elif isinstance(value, dict):
+        pointer = value.get("$ref") if len(value) == 1 else None
+        if isinstance(pointer, str):
+            yield pointer
+        else:
+            for item in value.values():
+                yield from _pointers(item)
 
 
 def exit_of(run: workflow_pb2.WorkflowRun, failed_step: workflow_pb2.StepRun | None) -> Exit:

@@ -1,4 +1,4 @@
-"""`rara run`: start, list, get, watch, wait, cancel and retry runs."""
+"""`rara run`: start, list, get, compare, watch, wait, cancel and retry runs."""
 
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ from rara_cli.statewords import RUN_STATES
 
 @click.group(cls=Group)
 def run() -> None:
-    """Start, list, get, watch, wait for, cancel and retry runs."""
+    """Start, list, get, compare, watch, wait for, cancel and retry runs."""
 
 
 @run.command()
@@ -130,6 +130,37 @@ async def get(session: Session, run_text: str | None, latest: bool) -> None:
         run_id = await find_run(client, run_text, latest=latest)
         response = await client.get_run(run_id, include_steps=True, timeout_s=session.timeout_s)
     show_run(session, response)
+
+
+@run.command()
+@click.argument("run_a", metavar="A")
+@click.argument("run_b", metavar="B")
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="Steps that the table shows."
+)
+@click.option(
+    "--exit-code",
+    "tell_by_exit",
+    is_flag=True,
+    help="End with 9 if the results differ, 8 if not all has ended and what has is the same.",
+)
+@pass_session
+async def compare(session: Session, run_a: str, run_b: str, limit: int, tell_by_exit: bool) -> int:
+    """Tell which steps of two runs differ, and because of which input, definition or code.
+
+    Steps are matched by name. A cause is a step that differs by something of its own; a consequence differs through
+    what the steps before it gave.
+    """
+    from rara_cli.compare import compare as compared
+    from rara_cli.compareload import load_pair
+    from rara_cli.lookup import find_run
+    from rara_cli.runcompare import exit_of, show_comparison
+
+    async with session.connect() as client:
+        a, b = await find_run(client, run_a), await find_run(client, run_b)
+        comparison = compared(*await load_pair(client, a, b, timeout_s=session.timeout_s))
+    show_comparison(session, comparison, limit=limit)
+    return exit_of(comparison) if tell_by_exit else 0
 
 
 @click.command(cls=Command)
