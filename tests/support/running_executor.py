@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,15 @@ WAIT_S = 15.0
 
 @contextlib.asynccontextmanager
 async def running(
-    address: str, folder: Path, *, modules: str = "support.handlers", stop_s: float = 5.0, **settings: Any
+    address: str,
+    folder: Path,
+    *,
+    modules: str = "support.handlers",
+    stop_s: float = 5.0,
+    security: Mapping[str, object] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Executor]:
-    """An executor that dials the address until the block ends; then it drains."""
+    """An executor that dials the address until the block ends; then it drains. security: settings of that."""
     given: dict[str, object] = {
         "scheduler": address,
         "executor_modules": modules,
@@ -27,6 +33,7 @@ async def running(
         "executor_prestart": 1,
         "executor_stop_s": stop_s,
         **{f"executor_{key}": value for key, value in settings.items()},
+        **(security or {}),
     }
     executor = Executor(load(given), sys_path=[entry for entry in sys.path if entry])
     task = asyncio.create_task(executor.run(), name="executor")

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncpg
-import grpc
-import grpc.aio
 from rara.v1 import common_pb2, workflow_pb2, workflow_pb2_grpc
+from rara_client.security import Security
 from rara_scheduler.app import Scheduler
 from rara_scheduler.settings import Settings
 from rara_testing.scripted_executor import WAIT_S, Capabilities, ScriptedExecutor
@@ -177,11 +176,16 @@ async def until(ask: Callable[[], Awaitable[T | None]], what: str, timeout_s: fl
 
 @contextlib.asynccontextmanager
 async def running_scheduler(
-    database_url: str, folder: Path, *, check_history: bool = True, **settings: object
+    database_url: str,
+    folder: Path,
+    *,
+    check_history: bool = True,
+    security: Security = Security(),  # noqa: B008 - a value, and never changed
+    **settings: object,
 ) -> AsyncIterator[RunningScheduler]:
     """A scheduler that serves until the block ends, then stops in order. settings: over the test values.
 
-    A scheduler that dies of a bug fails the test, and so does history that breaks a promise: `check_history` is
+    security: of the calls that this makes for the test. A scheduler that dies of a bug fails the test, and so does history that breaks a promise: `check_history` is
     for tests that break it themselves.
     """
     values = (
@@ -192,7 +196,7 @@ async def running_scheduler(
     await scheduler.start()
     serving = asyncio.create_task(scheduler.run(), name="scheduler")
     raw = await asyncpg.connect(database_url)
-    channel = grpc.aio.insecure_channel(scheduler.address, options=[("grpc.use_local_subchannel_pool", 1)])
+    channel = security.channel(scheduler.address, [("grpc.use_local_subchannel_pool", 1)])
     try:
         yield RunningScheduler(
             scheduler, scheduler.address, raw, workflow_pb2_grpc.WorkflowServiceStub(channel)

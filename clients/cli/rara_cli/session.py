@@ -1,7 +1,7 @@
 """The global options: where the scheduler is, and how answers are shown."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import environ
 from typing import TYPE_CHECKING
 
@@ -26,16 +26,18 @@ class Session:
     # What Ctrl-C left behind, for the last line.
     farewell: str = ""
     farewell_next: str = ""
-    token: str | None = field(default_factory=lambda: environ.get("RARA_TOKEN"), repr=False)
 
     def connect(self) -> "Client":
         """A client of the scheduler, to be used as an async context manager."""
-        from rara_client import Client
+        from rara_client import Client, Security
 
         from rara_cli.exits import CommandError, Exit
 
         try:
-            return Client.connect(self.server, token=self.token)
+            security = Security.from_environment(environ)
+            if security.exposes_token(self.server) and security.insecure:
+                self.note("warning: RARA_INSECURE=1 sends the token in plain text")
+            return Client.connect(self.server, security=security)
         except ValueError as error:
             raise CommandError(Exit.USAGE, "USAGE", str(error)) from error
 

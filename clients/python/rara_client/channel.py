@@ -25,10 +25,8 @@ def is_loopback(target: str) -> bool:
         return False
 
 
-def open_channel(
-    target: str, *, credentials: grpc.ChannelCredentials | None, user_agent: str
-) -> grpc.aio.Channel:
-    """A channel that reconnects within seconds; it connects at the first call."""
+def channel_options(target: str, user_agent: str) -> list[tuple[str, str | int]]:
+    """Of a channel that reconnects within seconds."""
     options: list[tuple[str, str | int]] = [
         ("grpc.primary_user_agent", user_agent),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -45,6 +43,14 @@ def open_channel(
     if is_loopback(target):
         # gRPC would send even 127.0.0.1 to the proxy that http_proxy names.
         options.append(("grpc.enable_http_proxy", 0))
+    return options
+
+
+def open_channel(
+    target: str, *, credentials: grpc.ChannelCredentials | None, user_agent: str
+) -> grpc.aio.Channel:
+    """A channel that connects at the first call."""
+    options = channel_options(target, user_agent)
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=options)
     return grpc.aio.secure_channel(target, credentials, options=options)

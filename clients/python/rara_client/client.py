@@ -16,10 +16,11 @@ from rara.v1 import artifact_pb2_grpc, common_pb2, workflow_pb2, workflow_pb2_gr
 
 from rara_client.blobs import save
 from rara_client.calls import AnyQ, AnyR, Calls, UnaryMethod
-from rara_client.channel import is_loopback, open_channel
+from rara_client.channel import channel_options, is_loopback, open_channel
 from rara_client.cursors import RUN_ENDED, RunCursor, StepCursor
 from rara_client.pacing import Pacing
 from rara_client.payloads import json_payload
+from rara_client.security import Security
 from rara_client.transfers import Transfers
 from rara_client.watching import follow
 
@@ -58,12 +59,19 @@ class Client:
         *,
         token: str | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        security: Security | None = None,
         pacing: Pacing | None = None,
     ) -> Self:
         """A client of the scheduler at HOST:PORT; the connection is made by the first call.
 
-        Raises ValueError for a token that would leave this machine unencrypted.
+        security: a token and certificates, from files that may change too, in place of `token` and `credentials`;
+        `Security.from_environment()` takes what the `rara` command takes. Raises ValueError for a token that would
+        leave this machine unencrypted, and for files that cannot be used.
         """
+        if security is not None:
+            if token or credentials is not None:
+                raise ValueError("security comes in place of token and credentials")
+            return cls(security.channel(target, channel_options(target, USER_AGENT)), pacing=pacing)
         if token and credentials is None and not is_loopback(target):
             raise ValueError(f"a token for {target} needs TLS: pass credentials")
         channel = open_channel(target, credentials=credentials, user_agent=USER_AGENT)

@@ -67,6 +67,7 @@ def main(
         click.echo(f"rara-executor: {error}", err=True)
         sys.exit(ExitCode.USAGE)
     logs.configure(log_format=chosen.log_format, level=chosen.log_level)
+    os.environ.pop("RARA_TOKEN", None)  # the processes of handlers inherit what is left
     sys.exit(_run(chosen))
 
 

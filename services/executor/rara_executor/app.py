@@ -16,6 +16,7 @@ from rara_executor.blob_cache import BlobCache
 from rara_executor.blob_client import BlobClient
 from rara_executor.connection import CHANNEL_OPTIONS, Connection
 from rara_executor.direct import DirectServer
+from rara_executor.door import Door
 from rara_executor.drain import Drain
 from rara_executor.lease_clock import lease_now
 from rara_executor.outbox import Outbox
@@ -80,7 +81,7 @@ class Executor:
             stack.callback(warden.stop)
             # No heartbeat shows whether this path is alive, so pings do.
             options = [*CHANNEL_OPTIONS, *BLOB_KEEPALIVE]
-            async with grpc.aio.insecure_channel(settings.scheduler, options=options) as blob_channel:
+            async with settings.security.channel(settings.scheduler, options) as blob_channel:
                 with _one_error():
                     await self._run(scratch, warden, self._blob_client(blob_channel))
         log.info("executor.stopped")
@@ -101,6 +102,8 @@ class Executor:
             labels=settings.executor_labels,
         )
         redactor = Redactor()
+        if settings.token is not None:
+            redactor.add(settings.token.get_secret_value())
         async with asyncio.TaskGroup() as work:
             supervisor = Supervisor(
                 EventFactory(redactor, executor_id=self.executor_id, executor_name=settings.executor_name),
@@ -144,8 +147,10 @@ class Executor:
     ) -> Connection | DirectServer:
         """The way to the scheduler: ours to dial, or an address where it dials us."""
         if not self._settings.executor_listen:
-            return Connection(self._settings.scheduler, outbox, side)
-        server = DirectServer(self._settings.executor_listen, side, supervisor, outbox)
+            return Connection(self._settings.scheduler, outbox, side, security=self._settings.security)
+        server = DirectServer(
+            self._settings.executor_listen, side, supervisor, outbox, Door.of(self._settings)
+        )
         await server.start()
         self._on_listening(server.address)
         return server

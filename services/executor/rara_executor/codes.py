@@ -34,6 +34,7 @@ class Code(StrEnum):
     FIELD_INVALID = "FIELD_INVALID"
     LEASE_UNKNOWN = "LEASE_UNKNOWN"
     PROTOCOL_VERSION_UNSUPPORTED = "PROTOCOL_VERSION_UNSUPPORTED"
+    CREDENTIAL_INVALID = "CREDENTIAL_INVALID"
 
 
 # What a handler may not say of itself: these name facts that only the executor or the scheduler knows.

@@ -4,9 +4,9 @@ import asyncio
 import random
 from collections.abc import Callable
 
-import grpc
 import structlog
 from rara.v1 import dispatch_pb2_grpc
+from rara_client.security import Security
 
 from rara_executor.errors import ExecutorError
 from rara_executor.outbox import Outbox
@@ -49,10 +49,12 @@ class Connection:
         outbox: Outbox,
         events: SessionEvents,
         *,
+        security: Security = Security(),  # noqa: B008 - a value, and never changed
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.session: Session | None = None
         self._target = target
+        self._security = security
         self._outbox = outbox
         self._events = events
         self._jitter = jitter
@@ -77,7 +79,10 @@ class Connection:
             await asyncio.sleep(wait_s)
 
     async def _one_session(self) -> SessionEnd:
-        channel = grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        try:
+            channel = self._security.channel(self._target, CHANNEL_OPTIONS)
+        except ValueError as error:  # a file is being replaced: the next try finds it
+            return SessionEnd(str(error), welcomed=False, went_away=None, said_goodbye=False)
         call = dispatch_pb2_grpc.DispatchServiceStub(channel).Connect()
         self.session = session = Session(call, self._outbox, self._events)
         try:

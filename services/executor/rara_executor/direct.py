@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 from rara.v1 import dispatch_pb2, executor_pb2, executor_pb2_grpc, job_pb2
 
 from rara_executor.codes import Code
+from rara_executor.door import Door
 from rara_executor.errors import ConfigurationError, ExecutorError
 from rara_executor.heartbeat import Heartbeats
 from rara_executor.lease_clock import lease_now
@@ -211,8 +212,11 @@ class DirectSession:
 class DirectServer:
     """Serves ExecutorService from `run` until goodbye. `session` is there from the start."""
 
-    def __init__(self, listen: str, side: SessionSide, supervisor: Supervisor, outbox: Outbox) -> None:
+    def __init__(
+        self, listen: str, side: SessionSide, supervisor: Supervisor, outbox: Outbox, door: Door | None = None
+    ) -> None:
         self.session = DirectSession(supervisor, outbox)
+        self._door = door or Door()
         self.address = ""
         self._listen = listen
         self._servicer = DirectServicer(self.session, side, supervisor)
@@ -220,13 +224,13 @@ class DirectServer:
 
     async def start(self) -> None:
         """Open the port. Raises ConfigurationError."""
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=self._door.interceptors(), options=SERVER_OPTIONS)
         executor_pb2_grpc.add_ExecutorServiceServicer_to_server(self._servicer, self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         try:
-            port = self._server.add_insecure_port(self._listen)
-        except RuntimeError as error:
+            port = self._door.open(self._server, self._listen)
+        except (RuntimeError, ValueError) as error:
             raise ConfigurationError(f"cannot listen on {self._listen}: {error}") from error
         self.address = f"{self._listen.rpartition(':')[0]}:{port}"
         self._supervisor.begin_session(self.session)

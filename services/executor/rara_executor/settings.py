@@ -6,8 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from rara_client.security import Security
 
 from rara_executor.errors import ConfigurationError
 
@@ -27,7 +28,26 @@ class Settings(BaseSettings):
     """HOST:PORT to serve ExecutorService on: then schedulers dial this executor (their RARA_DIRECT_EXECUTORS names
     it), and it dials RARA_SCHEDULER for artifacts alone."""
     insecure: bool = False
-    """Serve plain text beyond loopback, too."""
+    """Serve and dial beyond loopback in plain text all the same."""
+    token: SecretStr | None = None
+    """The bearer token that the scheduler is shown; no handler gets to see it."""
+    token_file: Path | None = None
+    """A file with that token, read again when it changes."""
+    tls_ca: str = ""
+    """Dial the scheduler by TLS, and trust these authorities: a PEM file, or `system`."""
+    tls_client_cert: Path | None = None
+    """The certificate to show to a scheduler that asks for one: a PEM file, read again when it changes."""
+    tls_client_key: Path | None = None
+    """Its key."""
+    tls_cert: Path | None = None
+    """Serve ExecutorService by TLS with this certificate and what leads to its authority: a PEM file, read again when
+    it changes."""
+    tls_key: Path | None = None
+    """Its key."""
+    tls_client_ca: Path | None = None
+    """Let in only schedulers that show a certificate of these authorities: a PEM file, read again when it changes."""
+    direct_token_file: Path | None = None
+    """Let in only schedulers that show a token of this file, one a line: their RARA_DIRECT_TOKEN_FILE."""
     executor_modules: Annotated[tuple[str, ...], NoDecode] = ()
     """Importable modules whose @operation functions this executor offers, separated by commas."""
     executor_name: str = Field(default_factory=socket.gethostname, max_length=64)
@@ -92,6 +112,27 @@ class Settings(BaseSettings):
             labels[key.strip()] = label.strip()
         return labels
 
+    @property
+    def security(self) -> Security:
+        """Towards the scheduler."""
+        return Security(
+            token=None if self.token is None else self.token.get_secret_value(),
+            token_file=self.token_file,
+            tls_ca=self.tls_ca,
+            tls_client_cert=self.tls_client_cert,
+            tls_client_key=self.tls_client_key,
+            insecure=self.insecure,
+        )
+
+    @model_validator(mode="after")
+    def _secure(self) -> "Settings":
+        self.security.check(self.scheduler)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("RARA_TLS_CERT and RARA_TLS_KEY go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("RARA_TLS_CLIENT_CA needs RARA_TLS_CERT")
+        return self
+
     @model_validator(mode="after")
     def _safe(self) -> "Settings":
         host, colon, port = self.executor_listen.rpartition(":")
@@ -99,10 +140,13 @@ class Settings(BaseSettings):
             return self
         if not colon or not host or not port.isdecimal():
             raise ValueError(f"RARA_EXECUTOR_LISTEN must be HOST:PORT, not {self.executor_listen!r}")
-        if not self.insecure and host not in ("127.0.0.1", "localhost", "[::1]"):
+        is_closed = self.tls_client_ca is not None or self.direct_token_file is not None
+        is_safe = self.tls_cert is not None and is_closed
+        if not self.insecure and not is_safe and host not in ("127.0.0.1", "localhost", "[::1]"):
             raise ValueError(
                 f"RARA_EXECUTOR_LISTEN={self.executor_listen} is beyond loopback, and whoever reaches it may run "
-                "anything: set RARA_INSECURE=1 to do it all the same"
+                "anything: set RARA_TLS_CERT, with RARA_TLS_CLIENT_CA or RARA_DIRECT_TOKEN_FILE, or RARA_INSECURE=1 "
+                "to do it all the same"
             )
         return self
 

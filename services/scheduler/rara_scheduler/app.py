@@ -19,6 +19,7 @@ from rara.v1 import (
     workflow_pb2,
     workflow_pb2_grpc,
 )
+from rara_client.certificates import ServerCertificates
 
 from rara_scheduler.blobs.admission import UploadLimits
 from rara_scheduler.blobs.checks import BlobChecks
@@ -227,6 +228,7 @@ class Scheduler:
             self._dispatch_servicer.serve,
             scheduler_id=self._scheduler_id,
             terms=terms,
+            security=s.direct_security,
         )
         reads = Reads(self._database, definitions, silent_after_s=2 * s.heartbeat_s)
         self._workflow_servicer = WorkflowServicer(
@@ -328,13 +330,23 @@ class Scheduler:
             )
         host = self._settings.listen.rpartition(":")[0]
         try:
-            port = server.add_insecure_port(self._settings.listen)
-        except RuntimeError as error:
+            port = self._open_port(server)
+        except (RuntimeError, ValueError) as error:
             raise Fault(Code.INTERNAL, f"cannot listen on {self._settings.listen}: {error}") from error
         await server.start()
         self._server = server
         self.address = f"{host}:{port}"
         await self._report_health()
+
+    def _open_port(self, server: grpc.aio.Server) -> int:
+        """Raises RuntimeError for a port that cannot be had, ValueError for certificates that cannot be used."""
+        s = self._settings
+        for what in s.exposed:
+            log.warning("scheduler.exposed", what=what)
+        if s.tls_cert is None or s.tls_key is None:
+            return server.add_insecure_port(s.listen)
+        certificates = ServerCertificates(s.tls_cert, s.tls_key, s.tls_client_ca, on_reload=log_certificates)
+        return server.add_secure_port(s.listen, certificates.credentials())
 
     async def run(self) -> None:
         """Serve until a stop is asked for, then stop in order. A loop that dies of a bug raises."""
@@ -447,6 +459,14 @@ class Scheduler:
         """A name of its own in the health service: nobody has to stop sending calls for it."""
         response = health_pb2.HealthCheckResponse
         await self._health.set(RETENTION_HEALTH, response.SERVING if succeeded else response.NOT_SERVING)
+
+
+def log_certificates(problem: str) -> None:
+    """Say what became of files that have changed. Certificates that cannot be used leave the old ones in use."""
+    if problem:
+        log.error("certificates.not_reloaded", error=problem)
+    else:
+        log.info("certificates.reloaded")
 
 
 def _server_options(settings: Settings) -> list[tuple[str, int]]:

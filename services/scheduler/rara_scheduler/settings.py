@@ -1,10 +1,12 @@
 """The scheduler's settings: read once from `RARA_*`, checked as a whole, then passed on as values."""
 
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from rara_client.security import Security
 
 from rara_scheduler.blobs.open import check_blob_store_url
 
@@ -28,6 +30,22 @@ class Settings(BaseSettings):
     """`tokens`: every call needs a bearer token, made by `rara token create`, whose role may make it."""
     token_recheck_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     """How soon a token that was revoked or has expired stops, streams included."""
+    tls_cert: Path | None = None
+    """Serve by TLS with this certificate and what leads to its authority: a PEM file, read again when it changes."""
+    tls_key: Path | None = None
+    """Its key."""
+    tls_client_ca: Path | None = None
+    """Let in only who shows a certificate of these authorities: a PEM file, read again when it changes."""
+    tls_ca: str = ""
+    """Dial direct executors by TLS, and trust these authorities: a PEM file, or `system`."""
+    tls_client_cert: Path | None = None
+    """The certificate to show to direct executors that ask for one: a PEM file, read again when it changes."""
+    tls_client_key: Path | None = None
+    """Its key."""
+    direct_token: SecretStr | None = None
+    """The token that direct executors are shown."""
+    direct_token_file: Path | None = None
+    """A file with that token in its first line, read again when it changes."""
     direct_executors: Annotated[tuple[str, ...], NoDecode] = ()
     """HOST:PORT,...: executors that this scheduler dials, because they serve ExecutorService and do not dial."""
     migrate: bool = False
@@ -190,17 +208,56 @@ class Settings(BaseSettings):
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit() or int(port) > 65535:
                 raise ValueError(f"{name} must be HOST:PORT, not {address!r}")
-        if not self.insecure and not _is_loopback(self.listen.rpartition(":")[0]):
-            raise ValueError(
-                f"RARA_LISTEN={self.listen} is beyond loopback, and anybody who reaches it may do anything: "
-                "set RARA_INSECURE=1 to serve there all the same"
-            )
+        return self
+
+    @property
+    def direct_security(self) -> Security:
+        """Towards the executors that are dialled."""
+        return Security(
+            token=None if self.direct_token is None else self.direct_token.get_secret_value(),
+            token_file=self.direct_token_file,
+            tls_ca=self.tls_ca,
+            tls_client_cert=self.tls_client_cert,
+            tls_client_key=self.tls_client_key,
+            insecure=self.insecure,
+        )
+
+    @property
+    def exposed(self) -> list[str]:
+        """What anybody who reaches the wire may read, or do; empty: nothing. Loopback is not the wire."""
+        found = []
+        if not _is_loopback(self.listen.rpartition(":")[0]):
+            if self.tls_cert is None:
+                found.append(
+                    f"RARA_LISTEN={self.listen} is beyond loopback, in plain text without RARA_TLS_CERT"
+                )
+            if self.auth == "none" and self.tls_client_ca is None:
+                found.append(
+                    f"RARA_LISTEN={self.listen} is beyond loopback, and anybody who reaches it may do anything "
+                    "without RARA_AUTH=tokens or RARA_TLS_CLIENT_CA"
+                )
         far = [address for address in self.direct_executors if not _is_loopback(address.rpartition(":")[0])]
-        if far and not self.insecure:
-            raise ValueError(
-                f"RARA_DIRECT_EXECUTORS={','.join(far)} is beyond loopback, and jobs would go there in plain text: "
-                "set RARA_INSECURE=1 to dial it all the same"
+        if far and not self.tls_ca:
+            found.append(
+                f"RARA_DIRECT_EXECUTORS={','.join(far)} is beyond loopback, and jobs go there in plain text "
+                "without RARA_TLS_CA"
             )
+        return found
+
+    @model_validator(mode="after")
+    def _secure(self) -> "Settings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("RARA_TLS_CERT and RARA_TLS_KEY go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("RARA_TLS_CLIENT_CA needs RARA_TLS_CERT")
+        if self.direct_token is not None and self.direct_token_file is not None:
+            raise ValueError(
+                "RARA_DIRECT_TOKEN and RARA_DIRECT_TOKEN_FILE are both set: one of them is enough"
+            )
+        if self.exposed and not self.insecure:
+            raise ValueError(f"{'; '.join(self.exposed)}: set it, or RARA_INSECURE=1 to go on all the same")
+        for address in self.direct_executors:
+            self.direct_security.check(address)
         return self
 
 

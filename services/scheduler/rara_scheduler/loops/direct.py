@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import grpc.aio
 import structlog
 from rara.v1 import executor_pb2, executor_pb2_grpc
+from rara_client.security import Security
 
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.sessions import FrameStream
@@ -28,7 +29,9 @@ class DirectLoop:
         *,
         scheduler_id: str,
         terms: Terms,
+        security: Security = Security(),  # noqa: B008 - a value, and never changed
     ) -> None:
+        self._security = security
         self._addresses = addresses
         self._store = store
         self._serve = serve
@@ -59,7 +62,13 @@ class DirectLoop:
         answers: bool | None = None
         while True:
             # Anew each time: a path that swallowed the last connection's packets would swallow what comes next too.
-            async with grpc.aio.insecure_channel(address, options=options) as channel:
+            try:
+                opened = self._security.channel(address, options)
+            except ValueError as error:  # a file is being replaced: the next try finds it
+                log.warning("direct.not_dialled", address=address, error=str(error))
+                await asyncio.sleep(terms.heartbeat_s)
+                continue
+            async with opened as channel:
                 stub = executor_pb2_grpc.ExecutorServiceStub(channel)
                 answer = await capabilities(stub, timeout_s=terms.silence_s)
                 if answers is not (answer is not None):
