@@ -181,12 +181,12 @@ BAD: list[tuple[Change, str, str]] = [
     (
         lambda m: setattr(m.steps[2].input_artifacts[0], "name", "../x"),
         "steps[2].input_artifacts[0].name",
-        "must be 1 to 128",
+        "must be 1 to 255",
     ),
     (
-        lambda m: setattr(m.steps[2].input_artifacts[0], "from_name", "a/b"),
+        lambda m: setattr(m.steps[2].input_artifacts[0], "from_name", "a//b"),
         "steps[2].input_artifacts[0].from_name",
-        "must be 1 to 128",
+        "must be 1 to 255",
     ),
     (
         lambda m: m.steps[2].input_artifacts.add(name="corpus"),

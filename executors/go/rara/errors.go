@@ -58,7 +58,7 @@ func failed(err error, limitBytes int) *engine.Failed {
 	case errors.As(err, &own):
 		return ownFailed(own, limitBytes)
 	case errors.As(err, &ours):
-		return &engine.Failed{Code: ours.Code, Message: err.Error()}
+		return &engine.Failed{Code: ours.Code, Message: err.Error(), Retryable: ours.Retryable}
 	default:
 		return &engine.Failed{Code: codes.HandlerFailed, Message: err.Error()}
 	}

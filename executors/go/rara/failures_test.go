@@ -197,17 +197,24 @@ func TestARefusedEventIsMendedInPlace(t *testing.T) {
 func TestAResultThatFitsIntoNoFrameFailsItsStepAlone(t *testing.T) {
 	t.Parallel()
 	w := run(t, offer("k", func(ctx context.Context, job *rara.Job[any]) (any, error) {
-		for i := range 100 {
+		count := 60
+		if job.Input == "more" {
+			count = 100
+		}
+		for i := range count {
 			_, err := job.Artifacts.PutBytes(ctx, fmt.Sprint(i), nil, rara.Output{Metadata: strings.Repeat("m", 16_000)})
 			if err != nil {
 				return nil, err
 			}
 		}
-		return nil, nil
+		return strings.Repeat("x", 100_000), nil
 	}))
 	w.session = w.scheduler.Session(t)
 	w.session.Welcome(scripted.Terms{Limits: &rarav1.Limits{MaxFrameBytes: 1 << 20}})
 	if got := w.job(t, 1, "k", `1`).GetFailed(); got.GetCode() != "PAYLOAD_TOO_LARGE" {
+		t.Errorf("got %v", got)
+	}
+	if got := w.job(t, 2, "k", `"more"`).GetFailed(); got.GetCode() != "ARTIFACT_TOO_LARGE" {
 		t.Errorf("got %v", got)
 	}
 }

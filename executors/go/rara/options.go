@@ -42,6 +42,9 @@ type Options struct {
 	CacheBytes int64
 	// Transfers are artifacts moved at once. [RARA_EXECUTOR_TRANSFERS]
 	Transfers int
+	// TransferPatience is how long a transfer may move nothing, as while the scheduler is away or a disk is full, before
+	// it is given up. [RARA_EXECUTOR_TRANSFER_PATIENCE_S]
+	TransferPatience time.Duration
 	// SecretsDir is where the secret provider `file` looks. [RARA_EXECUTOR_SECRETS_DIR]
 	SecretsDir string
 	// Logger gets what the executor and its handlers log, without secrets.
@@ -67,17 +70,18 @@ func DefaultOptions() Options {
 		name = "go-executor"
 	}
 	return Options{
-		Scheduler:  "127.0.0.1:7310",
-		Name:       name,
-		Kind:       "go",
-		Slots:      4,
-		Grace:      10 * time.Second,
-		Stop:       10 * time.Second,
-		Dir:        filepath.Join(os.TempDir(), "rara-executor-"+strconv.Itoa(os.Getuid())),
-		CacheBytes: 10 << 30,
-		Transfers:  4,
-		SecretsDir: "/run/secrets",
-		Logger:     logs.New(os.Stderr, "json", "info"),
+		Scheduler:        "127.0.0.1:7310",
+		Name:             name,
+		Kind:             "go",
+		Slots:            4,
+		Grace:            10 * time.Second,
+		Stop:             10 * time.Second,
+		Dir:              filepath.Join(os.TempDir(), "rara-executor-"+strconv.Itoa(os.Getuid())),
+		CacheBytes:       10 << 30,
+		Transfers:        4,
+		TransferPatience: 5 * time.Minute,
+		SecretsDir:       "/run/secrets",
+		Logger:           logs.New(os.Stderr, "json", "info"),
 	}
 }
 
@@ -105,6 +109,7 @@ func FromEnvironment(lookup func(string) (string, bool)) (Options, error) {
 	set("RARA_EXECUTOR_DIR", asText(&o.Dir))
 	set("RARA_EXECUTOR_CACHE_BYTES", asNumber(&o.CacheBytes))
 	set("RARA_EXECUTOR_TRANSFERS", asNumber(&o.Transfers))
+	set("RARA_EXECUTOR_TRANSFER_PATIENCE_S", asSeconds(&o.TransferPatience))
 	set("RARA_EXECUTOR_SECRETS_DIR", asText(&o.SecretsDir))
 	set("RARA_LOG_FORMAT", asOneOf(&format, "json", "console"))
 	set("RARA_LOG_LEVEL", asOneOf(&level, "debug", "info", "warning", "error"))
@@ -133,6 +138,7 @@ func (o *Options) check() error {
 	refuse(o.Stop <= 0, "Stop", "is %v, and must be above 0", o.Stop)
 	refuse(o.Dir == "", "Dir", "is empty")
 	refuse(o.CacheBytes < 0, "CacheBytes", "is negative")
+	refuse(o.TransferPatience < 0, "TransferPatience", "is negative")
 	refuse(o.Transfers < 1, "Transfers", "is %d, and must be at least 1", o.Transfers)
 	host, _, err := net.SplitHostPort(o.Listen)
 	refuse(o.Listen != "" && (err != nil || host == ""), "Listen", "is %q, not HOST:PORT", o.Listen)

@@ -1,7 +1,6 @@
 """Blobs to and from ArtifactService: streamed, verified, resumed where they broke off, waited for while it is away."""
 
 import asyncio
-import errno
 import hashlib
 import os
 import random
@@ -12,6 +11,7 @@ from pathlib import Path
 import grpc
 from rara.v1 import artifact_pb2, artifact_pb2_grpc, common_pb2, job_pb2
 
+from rara_executor.artifact_files import DISK_FULL
 from rara_executor.blob_faults import Fault, fault_of
 from rara_executor.codes import Code
 from rara_executor.errors import JobFailure
@@ -22,8 +22,6 @@ IDLE_TIMEOUT_S = 60.0  # a transfer that moves nothing for so long is cut and tr
 PATIENCE_S = 300.0
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class BlobClient:
@@ -205,7 +203,7 @@ class _Upload:
 def _fault(error: Exception) -> Fault | None:
     """None: not one of the transfer."""
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-        if error.errno not in _FULL:
+        if error.errno not in DISK_FULL:
             return None
         return Fault(
             JobFailure(

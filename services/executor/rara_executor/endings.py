@@ -9,6 +9,7 @@ from rara_executor.runner_protocol import Failed, Stopped, Succeeded
 from rara_executor.wire import EventFactory, failed_by_executor
 
 _KILLED = 9
+_ENVELOPE_BYTES = 1 << 10
 
 
 def last_event(
@@ -36,6 +37,20 @@ def last_event(
         # The supervisor was frozen past the lease, and the warden did what it could not.
         return _failed(events, job, Code.LEASE_EXPIRED, "the executor stood still past its lease", end)
     return _failed(events, job, _crash(end), f"the runner ended: {end.describe()}", end)
+
+
+def fitting(
+    events: EventFactory, job: HeldJob, event: job_pb2.ProgressEvent, *, max_frame_bytes: int
+) -> job_pb2.ProgressEvent:
+    """The event, or another one if it fits into no frame: sent, it would end the session with all its jobs."""
+    size = event.ByteSize()
+    if size + _ENVELOPE_BYTES <= max_frame_bytes:
+        return event
+    message = (
+        f"result and manifest have {size} bytes, a frame holds {max_frame_bytes}: "
+        "use fewer or smaller artifacts and metadata"
+    )
+    return _failed(events, job, Code.PAYLOAD_TOO_LARGE, message, None)
 
 
 def _crash(end: ProcessExit) -> Code:

@@ -77,6 +77,7 @@ class SessionSide:
         """What the scheduler leaves out stays as it is."""
         self._supervisor.max_payload_bytes = limits.max_payload_bytes or self._supervisor.max_payload_bytes
         self._outbox.event_window = limits.event_window or self._outbox.event_window
+        self._supervisor.max_frame_bytes = limits.max_frame_bytes or self._supervisor.max_frame_bytes
         self._store.max_inline_bytes = limits.max_inline_bytes or self._store.max_inline_bytes
 
     def on_session_end(self) -> None:

@@ -13,7 +13,7 @@ from rara_executor.artifact_files import remove_folder
 from rara_executor.artifacts import ArtifactStore, JobArtifacts
 from rara_executor.child_process import ProcessExit
 from rara_executor.codes import Code
-from rara_executor.endings import last_event
+from rara_executor.endings import fitting, last_event
 from rara_executor.errors import JobFailure
 from rara_executor.handler_logs import HandlerLogs
 from rara_executor.held_job import HeldJob, Outcome, Phase, Stop, StopKind
@@ -87,6 +87,7 @@ class Supervisor:
         self._events = events
         self._timers = JobTimers(self._on_timeout, self._on_grace_over)
         self.max_payload_bytes = 1 << 20
+        self.max_frame_bytes = 4 << 20
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -338,7 +339,12 @@ class Supervisor:
         if job.is_lost:
             self._forget(job)
             return
-        event = last_event(self._events, job, outcome, end, lease_now())
+        event = fitting(
+            self._events,
+            job,
+            last_event(self._events, job, outcome, end, lease_now()),
+            max_frame_bytes=self.max_frame_bytes,
+        )
         handler_logs.ended(job, event)
         if job.refused_sequence:
             self._outbox.replace(event, job.refused_sequence)

@@ -11,5 +11,6 @@ func main() {
 	registry := rara.NewRegistry()
 	probes.Register(registry)
 	fenced.Register(registry)
+	probes.RegisterBulk(registry)
 	rara.Main(registry)
 }

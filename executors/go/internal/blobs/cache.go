@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rara-run/rara/executors/go/internal/codes"
@@ -141,7 +143,8 @@ func (c *Cache) isRight(path string, digest *rarav1.Digest) bool {
 	return false
 }
 
-func (c *Cache) makeRoom(size int64) {
+func (c *Cache) makeRoom(wanted int64) {
+	size := wanted
 	type file struct {
 		path string
 		size int64
@@ -160,12 +163,21 @@ func (c *Cache) makeRoom(size int64) {
 	})
 	sort.Slice(files, func(i, j int) bool { return files[i].used.Before(files[j].used) })
 	for _, file := range files {
-		if size <= c.limit {
+		if size <= c.limit && freeBytes(c.folder) >= wanted {
 			return
 		}
 		os.Remove(file.path)
 		size -= file.size
 	}
+}
+
+// freeBytes of the disk; where nobody can say, as many as there can be.
+func freeBytes(folder string) int64 {
+	var facts syscall.Statfs_t
+	if syscall.Statfs(folder, &facts) != nil {
+		return math.MaxInt64
+	}
+	return int64(facts.Bavail) * int64(facts.Bsize)
 }
 
 func lastUsed(info fs.FileInfo) time.Time {
@@ -216,6 +228,11 @@ func DigestOf(path string) (*rarav1.Digest, error) {
 	return &rarav1.Digest{Sha256: hex.EncodeToString(hash.Sum(nil)), SizeBytes: size}, err
 }
 
+func isAtStart(file *os.File) bool {
+	offset, err := file.Seek(0, io.SeekCurrent)
+	return err == nil && offset == 0
+}
+
 // Keep copies what reader gives into target, hashing the bytes that were copied.
 func Keep(reader io.Reader, target string) (*rarav1.Digest, error) {
 	writer, err := os.Create(target)
@@ -223,6 +240,15 @@ func Keep(reader io.Reader, target string) (*rarav1.Digest, error) {
 		return nil, err
 	}
 	hash := sha256.New()
+	if file, ok := reader.(*os.File); ok && isAtStart(file) &&
+		unix.IoctlFileClone(int(writer.Fd()), int(file.Fd())) == nil {
+		// The disk's own copy, which takes no room; what is hashed is what is kept.
+		size, err := io.Copy(hash, writer)
+		return &rarav1.Digest{Sha256: hex.EncodeToString(hash.Sum(nil)), SizeBytes: size}, errors.Join(err, writer.Close())
+	}
 	size, err := io.Copy(io.MultiWriter(writer, hash), reader)
+	if isFull(err) {
+		err = faultOf(err).failure
+	}
 	return &rarav1.Digest{Sha256: hex.EncodeToString(hash.Sum(nil)), SizeBytes: size}, errors.Join(err, writer.Close())
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -25,28 +26,32 @@ const (
 	chunkBytes   = 256 << 10
 	unaryTimeout = 30 * time.Second
 	idleTimeout  = 60 * time.Second // a transfer that moves nothing for so long is cut and tried again
-	attempts     = 6
 	firstBackoff = 200 * time.Millisecond
 	maxBackoff   = 5 * time.Second
 )
 
+// DefaultPatience is how long a transfer may move nothing, whatever is the reason, before it is given up. The work of
+// the job waits for as long; its lease goes on meanwhile.
+const DefaultPatience = 5 * time.Minute
+
 // Client calls ArtifactService over a connection of its own: a large upload must not delay a heartbeat.
-type Client struct{ service rarav1.ArtifactServiceClient }
+type Client struct {
+	service  rarav1.ArtifactServiceClient
+	patience time.Duration
+}
 
 // NewClient speaks over the connection.
-func NewClient(connection grpc.ClientConnInterface) *Client {
-	return &Client{rarav1.NewArtifactServiceClient(connection)}
+func NewClient(connection grpc.ClientConnInterface, patience time.Duration) *Client {
+	return &Client{rarav1.NewArtifactServiceClient(connection), patience}
 }
 
 // Download writes the blob to a file, verified.
 func (c *Client) Download(ctx context.Context, digest *rarav1.Digest, target string) error {
 	var got *rarav1.Digest
 	for range 2 { // once, wrong bytes may be a fault of the way
-		err := again(ctx, func() (err error) {
-			got, err = c.downloadOnce(ctx, digest, target)
-			return err
-		})
-		if err != nil || proto.Equal(got, digest) {
+		d := &download{expected: digest, target: target, hash: sha256.New()}
+		err := c.again(ctx, func() error { return c.downloadOn(ctx, d) }, func() int64 { return d.size })
+		if got = d.digest(); err != nil || proto.Equal(got, digest) {
 			return err
 		}
 	}
@@ -58,48 +63,82 @@ func (c *Client) Download(ctx context.Context, digest *rarav1.Digest, target str
 func (c *Client) Upload(
 	ctx context.Context, lease *rarav1.Lease, digest *rarav1.Digest, mediaType, source string,
 ) error {
-	return again(ctx, func() error { return c.uploadOnce(ctx, lease, digest, mediaType, source) })
+	u := &upload{lease: lease, digest: digest, mediaType: mediaType, source: source}
+	run := func() error {
+		return c.again(ctx, func() error { return c.uploadOn(ctx, u) }, func() int64 { return u.sent })
+	}
+	err := run()
+	var failure *codes.Failure
+	if errors.As(err, &failure) && failure.Code == codes.ArtifactMismatch && u.resumedAt > 0 {
+		return run() // what an earlier call had left was wrong, and was dropped: once more, from the beginning
+	}
+	return err
 }
 
-func (c *Client) downloadOnce(ctx context.Context, digest *rarav1.Digest, target string) (*rarav1.Digest, error) {
+// download is a blob's bytes on their way into a file, over as many calls as it takes.
+type download struct {
+	expected *rarav1.Digest
+	target   string
+	hash     hash.Hash
+	size     int64
+}
+
+func (d *download) digest() *rarav1.Digest {
+	return &rarav1.Digest{Sha256: hex.EncodeToString(d.hash.Sum(nil)), SizeBytes: d.size}
+}
+
+// downloadOn goes on from where an earlier call was cut. Only what is written is counted, so that a full disk costs a
+// pause and not the blob.
+func (c *Client) downloadOn(ctx context.Context, d *download) error {
 	ctx, moved, cancel := whileMoving(ctx)
 	defer cancel()
-	call, err := c.service.ReadBlob(ctx, &rarav1.ReadBlobRequest{Digest: digest})
+	call, err := c.service.ReadBlob(ctx, &rarav1.ReadBlobRequest{Digest: d.expected, Offset: d.size})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	file, err := os.Create(target)
+	flags := os.O_WRONLY | os.O_CREATE
+	if d.size == 0 {
+		flags |= os.O_TRUNC
+	}
+	file, err := os.OpenFile(d.target, flags, 0o600)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer file.Close()
-	hash, size := sha256.New(), int64(0)
-	for size <= digest.SizeBytes { // beyond it is not the blob that was named, however long it goes on
+	for d.size <= d.expected.SizeBytes { // beyond it is not the blob that was named, however long it goes on
 		response, err := call.Recv()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		moved()
-		hash.Write(response.Data)
-		size += int64(len(response.Data))
-		if _, err := file.Write(response.Data); err != nil {
-			return nil, err
+		if _, err := file.WriteAt(response.Data, d.size); err != nil {
+			return err
 		}
+		d.hash.Write(response.Data)
+		d.size += int64(len(response.Data))
 	}
-	return &rarav1.Digest{Sha256: hex.EncodeToString(hash.Sum(nil)), SizeBytes: size}, file.Close()
+	return file.Close()
 }
 
-func (c *Client) uploadOnce(
-	ctx context.Context, lease *rarav1.Lease, digest *rarav1.Digest, mediaType, source string,
-) error {
-	uploadID, offset, err := c.beginUpload(ctx, lease, digest, mediaType)
+// upload is a file on its way to the service. resumedAt: what was stored when the last call began. sent: the furthest
+// that any call came.
+type upload struct {
+	lease             *rarav1.Lease
+	digest            *rarav1.Digest
+	mediaType, source string
+	resumedAt, sent   int64
+}
+
+func (c *Client) uploadOn(ctx context.Context, u *upload) error {
+	uploadID, offset, err := c.beginUpload(ctx, u.lease, u.digest, u.mediaType)
 	if err != nil || uploadID == "" {
 		return err // or it is there
 	}
-	file, err := os.Open(source)
+	u.resumedAt = offset
+	file, err := os.Open(u.source)
 	if err != nil {
 		return err
 	}
@@ -107,16 +146,16 @@ func (c *Client) uploadOnce(
 	if _, err := file.Seek(offset, io.SeekStart); err != nil {
 		return err
 	}
-	verified, err := c.write(ctx, uploadID, file, offset)
-	if err == nil && !proto.Equal(verified, digest) {
+	verified, err := c.write(ctx, uploadID, file, u)
+	if err == nil && !proto.Equal(verified, u.digest) {
 		return &codes.Failure{Code: codes.ArtifactMismatch, Message: fmt.Sprintf(
-			"blob %s: the store verified %q", digest.Sha256, verified.GetSha256())}
+			"blob %s: the store verified %q", u.digest.Sha256, verified.GetSha256())}
 	}
 	return err
 }
 
-// beginUpload returns the upload and where to go on: an earlier, cut attempt may have stored something. An empty id:
-// nothing is to be sent.
+// beginUpload returns the upload and where to go on: an earlier, cut call may have stored something, of this attempt or
+// of one whose executor has died. An empty id: nothing is to be sent.
 func (c *Client) beginUpload(
 	ctx context.Context, lease *rarav1.Lease, digest *rarav1.Digest, mediaType string,
 ) (string, int64, error) {
@@ -142,13 +181,14 @@ func (c *Client) beginUpload(
 	}
 }
 
-func (c *Client) write(ctx context.Context, uploadID string, source io.Reader, offset int64) (*rarav1.Digest, error) {
+func (c *Client) write(ctx context.Context, uploadID string, source io.Reader, u *upload) (*rarav1.Digest, error) {
 	ctx, moved, cancel := whileMoving(ctx)
 	defer cancel()
 	call, err := c.service.WriteBlob(ctx)
 	if err != nil {
 		return nil, err
 	}
+	offset := u.resumedAt
 	buffer := make([]byte, chunkBytes)
 	for finish := false; !finish; {
 		count, err := io.ReadFull(source, buffer)
@@ -156,12 +196,14 @@ func (c *Client) write(ctx context.Context, uploadID string, source io.Reader, o
 		if err != nil && !finish {
 			return nil, err
 		}
+		finish = finish || offset+int64(count) >= u.digest.SizeBytes
 		request := &rarav1.WriteBlobRequest{UploadId: uploadID, Offset: offset, Data: buffer[:count], Finish: finish}
 		if call.Send(request) != nil {
 			break // CloseAndRecv tells why
 		}
 		moved()
 		offset += int64(count)
+		u.sent = max(u.sent, offset)
 	}
 	response, err := call.CloseAndRecv()
 	return response.GetVerified(), err
@@ -176,52 +218,35 @@ func whileMoving(ctx context.Context) (_ context.Context, moved func(), cancel f
 
 var errIdle = errors.New("the transfer stood still")
 
-// again runs the attempt, and runs it again while the service is away.
-func again(ctx context.Context, attempt func() error) error {
-	var err error
-	for number := range attempts {
-		if err = attempt(); err == nil || ctx.Err() != nil || !isAway(err) {
-			break
+// again runs the attempt until it is done, fails for good, or nothing has moved for the patience.
+func (c *Client) again(ctx context.Context, attempt func() error, moved func() int64) error {
+	furthest, since := int64(0), time.Now()
+	for number := 0; ; number = min(number+1, 16) {
+		err := attempt()
+		if err == nil {
+			return nil
 		}
-		pause := time.Duration(rand.Float64() * float64(min(maxBackoff, firstBackoff<<number)))
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		what := faultOf(err)
+		if what.isFinal {
+			return what.failure
+		}
+		if moved() > furthest {
+			furthest, since, number = moved(), time.Now(), 0
+		}
+		pause := what.retryAfter
+		if pause == 0 {
+			pause = time.Duration(rand.Float64() * float64(min(maxBackoff, firstBackoff<<number)))
+		}
+		if time.Since(since)+pause > c.patience {
+			return what.failure
+		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return failure(err)
-}
-
-func isAway(err error) bool {
-	switch status.Code(err) {
-	case grpccodes.Unavailable, grpccodes.DeadlineExceeded, grpccodes.Aborted, grpccodes.Canceled:
-		return true // our own cancel was looked at before
-	}
-	return false
-}
-
-// failure is a call's error as the contract's code for it.
-func failure(err error) error {
-	answer, ok := status.FromError(err)
-	if err == nil || !ok {
-		return err
-	}
-	switch answer.Code() {
-	case grpccodes.NotFound:
-		return &codes.Failure{Code: codes.ArtifactMissing, Message: "the artifact is gone: " + answer.Message()}
-	case grpccodes.InvalidArgument:
-		return &codes.Failure{Code: codes.ArtifactMismatch,
-			Message: "the artifact service refused the blob: " + answer.Message()}
-	case grpccodes.FailedPrecondition:
-		return &codes.Failure{Code: codes.LeaseLost, Message: "the lease is not current: " + answer.Message()}
-	}
-	if isAway(err) {
-		return &codes.Failure{Code: codes.DependencyUnavailable,
-			Message: "the artifact service is away: " + answer.Message()}
-	}
-	return &codes.Failure{Code: codes.Internal, Message: fmt.Sprintf(
-		"the artifact service failed with %v: %s", answer.Code(), answer.Message())}
 }

@@ -22,6 +22,8 @@ const (
 	SecretUnresolved      = "SECRET_UNRESOLVED"
 	PayloadInvalid        = "PAYLOAD_INVALID"
 	PayloadTooLarge       = "PAYLOAD_TOO_LARGE"
+	ArtifactTooLarge      = "ARTIFACT_TOO_LARGE"
+	QuotaExceeded         = "QUOTA_EXCEEDED"
 	DeadlineExceeded      = "DEADLINE_EXCEEDED"
 	Cancelled             = "CANCELLED"
 	LeaseLost             = "LEASE_LOST"
@@ -49,10 +51,11 @@ func IsForHandlers(code string) bool {
 	return len(code) <= MaxChars && shape.MatchString(code) && !notForHandlers[code]
 }
 
-// Failure ends an attempt with a code, by its default of being retried.
+// Failure ends an attempt with a code. Retryable nil: by the code's default.
 type Failure struct {
-	Code    string
-	Message string // for people; never a secret or a payload
+	Code      string
+	Message   string // for people; never a secret or a payload
+	Retryable *bool
 }
 
 func (f *Failure) Error() string { return f.Code + ": " + f.Message }

@@ -58,6 +58,8 @@ type jobArtifacts struct {
 	newest      [2]map[string]bool // what the newest two name of it
 	fileCount   int
 	inlineTotal int
+	// manifestBytes of what was put, but for inline bytes.
+	manifestBytes int
 }
 
 // opening is one input that is fetched once, however many ask for it.
@@ -254,13 +256,16 @@ func (a *jobArtifacts) ofCheckpoint(named []Kept) ([]*rarav1.Artifact, error) {
 }
 
 func (a *jobArtifacts) put(ctx context.Context, output Output, content io.Reader) (*rarav1.Digest, error) {
-	output.Name = text.Valid(output.Name)
+	if err := checkOutput(output); err != nil {
+		return nil, err
+	}
 	path, err := a.target(output.Name)
 	if err != nil {
 		return nil, err
 	}
 	digest, err := a.keep(ctx, output, content, path)
 	if err != nil {
+		os.Remove(path)
 		a.mu.Lock()
 		delete(a.names, output.Name) // it was not stored: the name is free again
 		a.mu.Unlock()
@@ -273,8 +278,14 @@ func (a *jobArtifacts) put(ctx context.Context, output Output, content io.Reader
 func (a *jobArtifacts) target(name string) (string, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if name == "" || a.names[name] {
-		return "", fmt.Errorf("artifact name %q is empty or was used before", name)
+	if a.names[name] {
+		no := false
+		return "", &codes.Failure{Code: artifactInvalid, Retryable: &no,
+			Message: fmt.Sprintf("artifact name %s was used before", name)}
+	}
+	if len(a.names) >= maxArtifacts {
+		return "", &codes.Failure{Code: codes.ArtifactTooLarge,
+			Message: fmt.Sprintf("a manifest has at most %d artifacts", maxArtifacts)}
 	}
 	a.names[name] = true
 	return a.newFileLocked()
@@ -299,13 +310,20 @@ func (a *jobArtifacts) keep(
 		return nil, err
 	}
 	artifact := &rarav1.Artifact{
-		Name: output.Name, Digest: digest, MediaType: text.Valid(output.MediaType), Type: text.Valid(output.Type),
+		Name: output.Name, Digest: digest, MediaType: output.MediaType, Type: output.Type,
 		DerivedFrom: output.DerivedFrom,
 	}
 	if output.Metadata != nil {
 		artifact.Metadata = &rarav1.Payload{Data: output.Metadata}
 	}
 	a.mu.Lock()
+	a.manifestBytes += proto.Size(artifact)
+	if total := a.manifestBytes; total > maxManifestBytes {
+		a.mu.Unlock()
+		return nil, &codes.Failure{Code: codes.ArtifactTooLarge, Message: fmt.Sprintf(
+			"the manifest has %d bytes, and %d are its limit: use fewer artifacts, or less metadata",
+			total, maxManifestBytes)}
+	}
 	a.files[digest.Sha256] = stored{digest, artifact.MediaType, path}
 	size := int(digest.SizeBytes)
 	isInline := size <= a.maxInline && a.inlineTotal+size <= maxInlineTotalBytes

@@ -38,7 +38,9 @@ type Config struct {
 	Dir        string
 	CacheBytes int64
 	Transfers  int
-	SecretsDir string
+	// TransferPatience is how long a transfer may move nothing.
+	TransferPatience time.Duration
+	SecretsDir       string
 
 	Logger   *slog.Logger // redacted with Redactor
 	Redactor *redact.Redactor

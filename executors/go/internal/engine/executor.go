@@ -64,7 +64,7 @@ func (x *Executor) Run(ctx context.Context) error {
 		return fmt.Errorf("scheduler %q: %w", x.config.Scheduler, err)
 	}
 	defer connection.Close()
-	client := blobs.NewClient(connection)
+	client := blobs.NewClient(connection, x.config.TransferPatience)
 	store := &artifactStore{
 		client:    client,
 		cache:     blobs.NewCache(folder.Cache, x.config.CacheBytes, client.Download),

@@ -4,11 +4,15 @@ package manifest
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sort"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -17,7 +21,9 @@ import (
 )
 
 // maxFiles keeps a manifest well within one message: what is larger belongs into an archive.
-const maxFiles = 1000
+const maxFiles = 999 // and the artifact `manifest`
+
+const maxNameBytes = 255 // a longer name gives way to the digest of the path
 
 // Options of the step.
 type Options struct {
@@ -40,7 +46,7 @@ type entry struct {
 	SizeBytes int64  `json:"size_bytes"`
 }
 
-// Hash stores every regular file below a folder as an artifact under its relative path, and all paths with their
+// Hash stores every regular file below a folder as an artifact named for its relative path, and all paths with their
 // digests, in the order of the paths, as the artifact `manifest`.
 func Hash(ctx context.Context, job *rara.Job[Options]) (Summary, error) {
 	paths, skipped, err := walk(job.Input.Folder)
@@ -57,7 +63,7 @@ func Hash(ctx context.Context, job *rara.Job[Options]) (Summary, error) {
 	}
 	for i, path := range paths {
 		group.Go(func() error {
-			stored, err := job.Artifacts.PutFile(groupCtx, "files/"+path, filepath.Join(job.Input.Folder, path),
+			stored, err := job.Artifacts.PutFile(groupCtx, artifactName(path), filepath.Join(job.Input.Folder, path),
 				rara.Output{})
 			if err != nil {
 				return err
@@ -85,6 +91,29 @@ func Hash(ctx context.Context, job *rara.Job[Options]) (Summary, error) {
 	_, err = job.Artifacts.PutBytes(ctx, "manifest", lines.Bytes(),
 		rara.Output{Type: "report", MediaType: "application/jsonl", Metadata: summary})
 	return summary, err
+}
+
+// artifactName of a file: its path below `files/`, with what a name cannot hold encoded as in a URL.
+func artifactName(path string) string {
+	var name strings.Builder
+	name.WriteString("files/")
+	for i := range len(path) {
+		c := path[i]
+		startsOrEnds := i == 0 || path[i-1] == '/' || i == len(path)-1 || path[i+1] == '/'
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '_', c == '/':
+			name.WriteByte(c)
+		case strings.IndexByte(".-=+@,", c) >= 0 && !startsOrEnds:
+			name.WriteByte(c)
+		default:
+			fmt.Fprintf(&name, "%%%02X", c)
+		}
+	}
+	if name.Len() > maxNameBytes {
+		hash := sha256.Sum256([]byte(path))
+		return "files/" + hex.EncodeToString(hash[:])
+	}
+	return name.String()
 }
 
 // walk finds regular files, by relative path with slashes, in order.

@@ -24,6 +24,10 @@ type Blobs struct {
 	uploads map[string]*upload
 	// CutAfter ends the next WriteBlob call when so many bytes are stored, if above 0.
 	cutAfter int
+	// cutReads ends the next reads at these offsets, one each.
+	cutReads []int
+	offsets  []int64
+	refusals []error
 	// Calls counts finished uploads and reads.
 	Writes, Reads int
 }
@@ -70,6 +74,38 @@ func (b *Blobs) CutAfter(size int) {
 	b.cutAfter = size
 }
 
+// CutReadsAfter ends the next reads when they have come to these offsets.
+func (b *Blobs) CutReadsAfter(offsets ...int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cutReads = offsets
+}
+
+// Offsets at which reads began.
+func (b *Blobs) Offsets() []int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.offsets
+}
+
+// Refuse ends the next calls of CreateUpload with these errors.
+func (b *Blobs) Refuse(errs ...error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.refusals = errs
+}
+
+// LeaveBehind is an upload that somebody has begun with these bytes.
+func (b *Blobs) LeaveBehind(request *rarav1.CreateUploadRequest, data []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.uploads[uploadID(request)] = &upload{digest: request.Digest, data: data}
+}
+
+func uploadID(request *rarav1.CreateUploadRequest) string {
+	return request.Digest.Sha256[:16] + "-" + strconv.FormatInt(request.Lease.GetLeaseToken(), 10)
+}
+
 // Counts of finished writes and begun reads.
 func (b *Blobs) Counts() (writes, reads int) {
 	b.mu.Lock()
@@ -89,10 +125,15 @@ func (b *Blobs) CreateUpload(
 ) (*rarav1.CreateUploadResponse, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if len(b.refusals) > 0 {
+		err := b.refusals[0]
+		b.refusals = b.refusals[1:]
+		return nil, err
+	}
 	if b.stored[request.Digest.Sha256] != nil {
 		return &rarav1.CreateUploadResponse{}, nil
 	}
-	id := request.Digest.Sha256[:16] + "-" + strconv.FormatInt(request.Lease.GetLeaseToken(), 10)
+	id := uploadID(request)
 	if b.uploads[id] == nil {
 		b.uploads[id] = &upload{digest: request.Digest}
 	}
@@ -148,6 +189,7 @@ func (b *Blobs) write(to **upload, request *rarav1.WriteBlobRequest) (*rarav1.Di
 	}
 	digest := DigestOf(u.data)
 	if digest.Sha256 != u.digest.Sha256 {
+		u.data = nil // dropped
 		return nil, status.Error(codes.InvalidArgument, "not the digest")
 	}
 	b.stored[digest.Sha256] = u.data
@@ -159,16 +201,27 @@ func (b *Blobs) ReadBlob(request *rarav1.ReadBlobRequest, stream rarav1.Artifact
 	b.mu.Lock()
 	data, ok := b.stored[request.Digest.Sha256]
 	b.Reads++
+	b.offsets = append(b.offsets, request.Offset)
+	end := len(data)
+	if len(b.cutReads) > 0 {
+		end = b.cutReads[0]
+		b.cutReads = b.cutReads[1:]
+	}
 	b.mu.Unlock()
 	if !ok {
 		return status.Error(codes.NotFound, "no such blob")
 	}
+	isCut := end < len(data)
+	data = data[request.Offset:end]
 	for len(data) > 0 {
 		size := min(len(data), 100_000)
 		if err := stream.Send(&rarav1.ReadBlobResponse{Data: data[:size]}); err != nil {
 			return err
 		}
 		data = data[size:]
+	}
+	if isCut {
+		return status.Error(codes.Unavailable, "cut")
 	}
 	return nil
 }

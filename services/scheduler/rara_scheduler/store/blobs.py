@@ -134,13 +134,13 @@ class BlobRows:
     async def lease_load(self, lease_token: int) -> tuple[int, int]:
         """How many uploads a lease has open, and how many bytes all of its uploads have named."""
         async with self._database.connection() as connection:
-            row = await connection.fetchrow(query("lease_load"), lease_token)
+            [row] = await connection.fetch(query("lease_load"), lease_token)
         return row["open_uploads"], row["named_bytes"]
 
     async def store_load(self) -> tuple[int, int]:
         """How many uploads are open, and how many bytes all blobs have, those of open uploads included."""
         async with self._database.connection() as connection:
-            row = await connection.fetchrow(query("store_load"))
+            [row] = await connection.fetch(query("store_load"))
         return row["open_uploads"], row["used_bytes"]
 
     async def get_upload(self, upload_id: str) -> Upload:

@@ -21,7 +21,7 @@ EFFECT_BYTES = 16 * 1024
 _REASON_BYTES = 128
 KEPT_BYTES = 4 * 1024  # larger payloads are left out of history; they live in result, checkpoint and artifact
 MAX_RETRY_AFTER_S = 31 * 86_400.0
-_MAX_ARTIFACTS = 1000
+MAX_ARTIFACTS = 1000
 _MAX_CHECKPOINT_ARTIFACTS = 64
 _MAX_METRICS = 256
 _MAX_DIGESTS = 2000  # of one list: consumed, derived_from
@@ -179,7 +179,7 @@ def _digest(digest: common_pb2.Digest, path: str) -> tuple[str, int]:
 
 
 def _read_manifest(manifest: common_pb2.ArtifactManifest, limits: PayloadLimits) -> tuple[ArtifactFacts, ...]:
-    return _read_artifacts(manifest.artifacts, "manifest.artifacts", _MAX_ARTIFACTS, limits)
+    return _read_artifacts(manifest.artifacts, "manifest.artifacts", MAX_ARTIFACTS, limits)
 
 
 def _read_artifacts(
