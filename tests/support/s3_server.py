@@ -158,9 +158,8 @@ def _answer(answer: str, start_response: Callable[..., Any]) -> Iterator[bytes]:
         f"<Error><Code>{code}</Code><Message>on command</Message>"
         "<AWSAccessKeyId>an-access-key</AWSAccessKeyId></Error>"
     ).encode()
-    start_response(
-        f"{status} {code}", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
-    )
+    headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body))), ("ETag", '"none"')]
+    start_response(f"{status} {code}", headers)
     return iter([body])
 
 

@@ -328,6 +328,9 @@ class S3Writer:
         except _WrongBytes as error:
             await self._drop()
             raise BlobMismatch(self._expected, f"the bytes that arrived have the SHA-256 {error}") from None
+        except UploadBusy:
+            self._rest.clear()  # else it would be stored as the piece of an upload that is over
+            raise
         await self._drop()
 
     def _put(self, data: bytes) -> None:
