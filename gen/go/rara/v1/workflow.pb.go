@@ -2002,6 +2002,154 @@ func (x *StartRunResponse) GetAlreadyStarted() bool {
 }
 
 // From a client.
+type BatchStartRunsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1000, with at most 10,000 steps together. Of any definitions; no idempotency key twice. What is wrong with
+	// one is told with the code that StartRun has, and `index` in its metadata; then none is started.
+	Requests      []*StartRunRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BatchStartRunsRequest) Reset() {
+	*x = BatchStartRunsRequest{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BatchStartRunsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BatchStartRunsRequest) ProtoMessage() {}
+
+func (x *BatchStartRunsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BatchStartRunsRequest.ProtoReflect.Descriptor instead.
+func (*BatchStartRunsRequest) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *BatchStartRunsRequest) GetRequests() []*StartRunRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+// A run of a batch.
+type StartedRun struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	WorkflowRunId string `protobuf:"bytes,1,opt,name=workflow_run_id,json=workflowRunId,proto3" json:"workflow_run_id,omitempty"`
+	// An earlier call with its key had started it.
+	AlreadyStarted bool `protobuf:"varint,2,opt,name=already_started,json=alreadyStarted,proto3" json:"already_started,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *StartedRun) Reset() {
+	*x = StartedRun{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartedRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartedRun) ProtoMessage() {}
+
+func (x *StartedRun) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartedRun.ProtoReflect.Descriptor instead.
+func (*StartedRun) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *StartedRun) GetWorkflowRunId() string {
+	if x != nil {
+		return x.WorkflowRunId
+	}
+	return ""
+}
+
+func (x *StartedRun) GetAlreadyStarted() bool {
+	if x != nil {
+		return x.AlreadyStarted
+	}
+	return false
+}
+
+// From the scheduler.
+type BatchStartRunsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One for each request, in their order.
+	Runs          []*StartedRun `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BatchStartRunsResponse) Reset() {
+	*x = BatchStartRunsResponse{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BatchStartRunsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BatchStartRunsResponse) ProtoMessage() {}
+
+func (x *BatchStartRunsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BatchStartRunsResponse.ProtoReflect.Descriptor instead.
+func (*BatchStartRunsResponse) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *BatchStartRunsResponse) GetRuns() []*StartedRun {
+	if x != nil {
+		return x.Runs
+	}
+	return nil
+}
+
+// From a client.
 type GetRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which.
@@ -2014,7 +2162,7 @@ type GetRunRequest struct {
 
 func (x *GetRunRequest) Reset() {
 	*x = GetRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[17]
+	mi := &file_rara_v1_workflow_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2026,7 +2174,7 @@ func (x *GetRunRequest) String() string {
 func (*GetRunRequest) ProtoMessage() {}
 
 func (x *GetRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[17]
+	mi := &file_rara_v1_workflow_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2039,7 +2187,7 @@ func (x *GetRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRunRequest.ProtoReflect.Descriptor instead.
 func (*GetRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{17}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetRunRequest) GetWorkflowRunId() string {
@@ -2069,7 +2217,7 @@ type GetRunResponse struct {
 
 func (x *GetRunResponse) Reset() {
 	*x = GetRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[18]
+	mi := &file_rara_v1_workflow_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2229,7 @@ func (x *GetRunResponse) String() string {
 func (*GetRunResponse) ProtoMessage() {}
 
 func (x *GetRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[18]
+	mi := &file_rara_v1_workflow_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2242,7 @@ func (x *GetRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRunResponse.ProtoReflect.Descriptor instead.
 func (*GetRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{18}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetRunResponse) GetRun() *WorkflowRun {
@@ -2134,7 +2282,7 @@ type ListRunsRequest struct {
 
 func (x *ListRunsRequest) Reset() {
 	*x = ListRunsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[19]
+	mi := &file_rara_v1_workflow_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2294,7 @@ func (x *ListRunsRequest) String() string {
 func (*ListRunsRequest) ProtoMessage() {}
 
 func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[19]
+	mi := &file_rara_v1_workflow_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2307,7 @@ func (x *ListRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListRunsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{19}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListRunsRequest) GetPageSize() int32 {
@@ -2224,7 +2372,7 @@ type ListRunsResponse struct {
 
 func (x *ListRunsResponse) Reset() {
 	*x = ListRunsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[20]
+	mi := &file_rara_v1_workflow_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2236,7 +2384,7 @@ func (x *ListRunsResponse) String() string {
 func (*ListRunsResponse) ProtoMessage() {}
 
 func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[20]
+	mi := &file_rara_v1_workflow_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2249,7 +2397,7 @@ func (x *ListRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListRunsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{20}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListRunsResponse) GetRuns() []*WorkflowRun {
@@ -2281,7 +2429,7 @@ type CancelRunRequest struct {
 
 func (x *CancelRunRequest) Reset() {
 	*x = CancelRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[21]
+	mi := &file_rara_v1_workflow_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2293,7 +2441,7 @@ func (x *CancelRunRequest) String() string {
 func (*CancelRunRequest) ProtoMessage() {}
 
 func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[21]
+	mi := &file_rara_v1_workflow_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2306,7 +2454,7 @@ func (x *CancelRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{21}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CancelRunRequest) GetWorkflowRunId() string {
@@ -2341,7 +2489,7 @@ type CancelRunResponse struct {
 
 func (x *CancelRunResponse) Reset() {
 	*x = CancelRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[22]
+	mi := &file_rara_v1_workflow_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +2501,7 @@ func (x *CancelRunResponse) String() string {
 func (*CancelRunResponse) ProtoMessage() {}
 
 func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[22]
+	mi := &file_rara_v1_workflow_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +2514,7 @@ func (x *CancelRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{22}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CancelRunResponse) GetRun() *WorkflowRun {
@@ -2391,7 +2539,7 @@ type RetryRunRequest struct {
 
 func (x *RetryRunRequest) Reset() {
 	*x = RetryRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[23]
+	mi := &file_rara_v1_workflow_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2403,7 +2551,7 @@ func (x *RetryRunRequest) String() string {
 func (*RetryRunRequest) ProtoMessage() {}
 
 func (x *RetryRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[23]
+	mi := &file_rara_v1_workflow_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2416,7 +2564,7 @@ func (x *RetryRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryRunRequest.ProtoReflect.Descriptor instead.
 func (*RetryRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{23}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RetryRunRequest) GetWorkflowRunId() string {
@@ -2453,7 +2601,7 @@ type RetryRunResponse struct {
 
 func (x *RetryRunResponse) Reset() {
 	*x = RetryRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[24]
+	mi := &file_rara_v1_workflow_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2613,7 @@ func (x *RetryRunResponse) String() string {
 func (*RetryRunResponse) ProtoMessage() {}
 
 func (x *RetryRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[24]
+	mi := &file_rara_v1_workflow_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2626,7 @@ func (x *RetryRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryRunResponse.ProtoReflect.Descriptor instead.
 func (*RetryRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{24}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RetryRunResponse) GetRun() *WorkflowRun {
@@ -2504,7 +2652,7 @@ type Alive struct {
 
 func (x *Alive) Reset() {
 	*x = Alive{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[25]
+	mi := &file_rara_v1_workflow_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2664,7 @@ func (x *Alive) String() string {
 func (*Alive) ProtoMessage() {}
 
 func (x *Alive) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[25]
+	mi := &file_rara_v1_workflow_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2677,7 @@ func (x *Alive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Alive.ProtoReflect.Descriptor instead.
 func (*Alive) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{25}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{28}
 }
 
 // The state as it was when the watch began has been sent; changes follow.
@@ -2541,7 +2689,7 @@ type SnapshotEnd struct {
 
 func (x *SnapshotEnd) Reset() {
 	*x = SnapshotEnd{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[26]
+	mi := &file_rara_v1_workflow_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2701,7 @@ func (x *SnapshotEnd) String() string {
 func (*SnapshotEnd) ProtoMessage() {}
 
 func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[26]
+	mi := &file_rara_v1_workflow_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2714,7 @@ func (x *SnapshotEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotEnd.ProtoReflect.Descriptor instead.
 func (*SnapshotEnd) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{26}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{29}
 }
 
 // From a client.
@@ -2582,7 +2730,7 @@ type WatchRunRequest struct {
 
 func (x *WatchRunRequest) Reset() {
 	*x = WatchRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[27]
+	mi := &file_rara_v1_workflow_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2742,7 @@ func (x *WatchRunRequest) String() string {
 func (*WatchRunRequest) ProtoMessage() {}
 
 func (x *WatchRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[27]
+	mi := &file_rara_v1_workflow_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2755,7 @@ func (x *WatchRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRunRequest.ProtoReflect.Descriptor instead.
 func (*WatchRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{27}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchRunRequest) GetWorkflowRunId() string {
@@ -2644,7 +2792,7 @@ type WatchRunResponse struct {
 
 func (x *WatchRunResponse) Reset() {
 	*x = WatchRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[28]
+	mi := &file_rara_v1_workflow_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2656,7 +2804,7 @@ func (x *WatchRunResponse) String() string {
 func (*WatchRunResponse) ProtoMessage() {}
 
 func (x *WatchRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[28]
+	mi := &file_rara_v1_workflow_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2669,7 +2817,7 @@ func (x *WatchRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRunResponse.ProtoReflect.Descriptor instead.
 func (*WatchRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{28}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchRunResponse) GetRevision() int64 {
@@ -2765,7 +2913,7 @@ type GetStepRunRequest struct {
 
 func (x *GetStepRunRequest) Reset() {
 	*x = GetStepRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[29]
+	mi := &file_rara_v1_workflow_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2925,7 @@ func (x *GetStepRunRequest) String() string {
 func (*GetStepRunRequest) ProtoMessage() {}
 
 func (x *GetStepRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[29]
+	mi := &file_rara_v1_workflow_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2938,7 @@ func (x *GetStepRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepRunRequest.ProtoReflect.Descriptor instead.
 func (*GetStepRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{29}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetStepRunRequest) GetStepRunId() string {
@@ -2813,7 +2961,7 @@ type GetStepRunResponse struct {
 
 func (x *GetStepRunResponse) Reset() {
 	*x = GetStepRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[30]
+	mi := &file_rara_v1_workflow_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2825,7 +2973,7 @@ func (x *GetStepRunResponse) String() string {
 func (*GetStepRunResponse) ProtoMessage() {}
 
 func (x *GetStepRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[30]
+	mi := &file_rara_v1_workflow_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2838,7 +2986,7 @@ func (x *GetStepRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepRunResponse.ProtoReflect.Descriptor instead.
 func (*GetStepRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{30}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetStepRunResponse) GetStepRun() *StepRun {
@@ -2874,7 +3022,7 @@ type ListStepRunsRequest struct {
 
 func (x *ListStepRunsRequest) Reset() {
 	*x = ListStepRunsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[31]
+	mi := &file_rara_v1_workflow_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +3034,7 @@ func (x *ListStepRunsRequest) String() string {
 func (*ListStepRunsRequest) ProtoMessage() {}
 
 func (x *ListStepRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[31]
+	mi := &file_rara_v1_workflow_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +3047,7 @@ func (x *ListStepRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStepRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListStepRunsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{31}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListStepRunsRequest) GetPageSize() int32 {
@@ -2950,7 +3098,7 @@ type ListStepRunsResponse struct {
 
 func (x *ListStepRunsResponse) Reset() {
 	*x = ListStepRunsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[32]
+	mi := &file_rara_v1_workflow_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2962,7 +3110,7 @@ func (x *ListStepRunsResponse) String() string {
 func (*ListStepRunsResponse) ProtoMessage() {}
 
 func (x *ListStepRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[32]
+	mi := &file_rara_v1_workflow_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2975,7 +3123,7 @@ func (x *ListStepRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStepRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListStepRunsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{32}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListStepRunsResponse) GetStepRuns() []*StepRun {
@@ -3007,7 +3155,7 @@ type WatchStepRunRequest struct {
 
 func (x *WatchStepRunRequest) Reset() {
 	*x = WatchStepRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[33]
+	mi := &file_rara_v1_workflow_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3019,7 +3167,7 @@ func (x *WatchStepRunRequest) String() string {
 func (*WatchStepRunRequest) ProtoMessage() {}
 
 func (x *WatchStepRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[33]
+	mi := &file_rara_v1_workflow_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3032,7 +3180,7 @@ func (x *WatchStepRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStepRunRequest.ProtoReflect.Descriptor instead.
 func (*WatchStepRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{33}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WatchStepRunRequest) GetStepRunId() string {
@@ -3073,7 +3221,7 @@ type WatchStepRunResponse struct {
 
 func (x *WatchStepRunResponse) Reset() {
 	*x = WatchStepRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[34]
+	mi := &file_rara_v1_workflow_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3233,7 @@ func (x *WatchStepRunResponse) String() string {
 func (*WatchStepRunResponse) ProtoMessage() {}
 
 func (x *WatchStepRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[34]
+	mi := &file_rara_v1_workflow_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3098,7 +3246,7 @@ func (x *WatchStepRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStepRunResponse.ProtoReflect.Descriptor instead.
 func (*WatchStepRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{34}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WatchStepRunResponse) GetUpdate() isWatchStepRunResponse_Update {
@@ -3171,7 +3319,7 @@ type ExplainStepRequest struct {
 
 func (x *ExplainStepRequest) Reset() {
 	*x = ExplainStepRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[35]
+	mi := &file_rara_v1_workflow_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3331,7 @@ func (x *ExplainStepRequest) String() string {
 func (*ExplainStepRequest) ProtoMessage() {}
 
 func (x *ExplainStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[35]
+	mi := &file_rara_v1_workflow_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3344,7 @@ func (x *ExplainStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainStepRequest.ProtoReflect.Descriptor instead.
 func (*ExplainStepRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{35}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExplainStepRequest) GetStepRunId() string {
@@ -3219,7 +3367,7 @@ type ExplainStepResponse struct {
 
 func (x *ExplainStepResponse) Reset() {
 	*x = ExplainStepResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[36]
+	mi := &file_rara_v1_workflow_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3379,7 @@ func (x *ExplainStepResponse) String() string {
 func (*ExplainStepResponse) ProtoMessage() {}
 
 func (x *ExplainStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[36]
+	mi := &file_rara_v1_workflow_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3392,7 @@ func (x *ExplainStepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainStepResponse.ProtoReflect.Descriptor instead.
 func (*ExplainStepResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{36}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExplainStepResponse) GetStepRun() *StepRun {
@@ -3282,7 +3430,7 @@ type Obstacle struct {
 
 func (x *Obstacle) Reset() {
 	*x = Obstacle{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[37]
+	mi := &file_rara_v1_workflow_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3442,7 @@ func (x *Obstacle) String() string {
 func (*Obstacle) ProtoMessage() {}
 
 func (x *Obstacle) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[37]
+	mi := &file_rara_v1_workflow_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3455,7 @@ func (x *Obstacle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Obstacle.ProtoReflect.Descriptor instead.
 func (*Obstacle) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{37}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Obstacle) GetCode() string {
@@ -3367,7 +3515,7 @@ type NearMiss struct {
 
 func (x *NearMiss) Reset() {
 	*x = NearMiss{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[38]
+	mi := &file_rara_v1_workflow_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3379,7 +3527,7 @@ func (x *NearMiss) String() string {
 func (*NearMiss) ProtoMessage() {}
 
 func (x *NearMiss) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[38]
+	mi := &file_rara_v1_workflow_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3392,7 +3540,7 @@ func (x *NearMiss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearMiss.ProtoReflect.Descriptor instead.
 func (*NearMiss) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{38}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *NearMiss) GetExecutorId() string {
@@ -3443,7 +3591,7 @@ type QueryLineageRequest struct {
 
 func (x *QueryLineageRequest) Reset() {
 	*x = QueryLineageRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[39]
+	mi := &file_rara_v1_workflow_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3455,7 +3603,7 @@ func (x *QueryLineageRequest) String() string {
 func (*QueryLineageRequest) ProtoMessage() {}
 
 func (x *QueryLineageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[39]
+	mi := &file_rara_v1_workflow_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3468,7 +3616,7 @@ func (x *QueryLineageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryLineageRequest.ProtoReflect.Descriptor instead.
 func (*QueryLineageRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{39}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *QueryLineageRequest) GetStart() isQueryLineageRequest_Start {
@@ -3611,7 +3759,7 @@ type LineageEdge struct {
 
 func (x *LineageEdge) Reset() {
 	*x = LineageEdge{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[40]
+	mi := &file_rara_v1_workflow_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3623,7 +3771,7 @@ func (x *LineageEdge) String() string {
 func (*LineageEdge) ProtoMessage() {}
 
 func (x *LineageEdge) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[40]
+	mi := &file_rara_v1_workflow_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3636,7 +3784,7 @@ func (x *LineageEdge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LineageEdge.ProtoReflect.Descriptor instead.
 func (*LineageEdge) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{40}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *LineageEdge) GetArtifact() *Digest {
@@ -3754,7 +3902,7 @@ type QueryLineageResponse struct {
 
 func (x *QueryLineageResponse) Reset() {
 	*x = QueryLineageResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[41]
+	mi := &file_rara_v1_workflow_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3766,7 +3914,7 @@ func (x *QueryLineageResponse) String() string {
 func (*QueryLineageResponse) ProtoMessage() {}
 
 func (x *QueryLineageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[41]
+	mi := &file_rara_v1_workflow_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3779,7 +3927,7 @@ func (x *QueryLineageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryLineageResponse.ProtoReflect.Descriptor instead.
 func (*QueryLineageResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{41}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *QueryLineageResponse) GetEdges() []*LineageEdge {
@@ -3843,7 +3991,7 @@ type Executor struct {
 
 func (x *Executor) Reset() {
 	*x = Executor{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[42]
+	mi := &file_rara_v1_workflow_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3855,7 +4003,7 @@ func (x *Executor) String() string {
 func (*Executor) ProtoMessage() {}
 
 func (x *Executor) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[42]
+	mi := &file_rara_v1_workflow_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3868,7 +4016,7 @@ func (x *Executor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Executor.ProtoReflect.Descriptor instead.
 func (*Executor) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{42}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Executor) GetExecutorId() string {
@@ -3972,7 +4120,7 @@ type ListExecutorsRequest struct {
 
 func (x *ListExecutorsRequest) Reset() {
 	*x = ListExecutorsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[43]
+	mi := &file_rara_v1_workflow_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3984,7 +4132,7 @@ func (x *ListExecutorsRequest) String() string {
 func (*ListExecutorsRequest) ProtoMessage() {}
 
 func (x *ListExecutorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[43]
+	mi := &file_rara_v1_workflow_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3997,7 +4145,7 @@ func (x *ListExecutorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutorsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutorsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{43}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListExecutorsRequest) GetPageSize() int32 {
@@ -4041,7 +4189,7 @@ type ListExecutorsResponse struct {
 
 func (x *ListExecutorsResponse) Reset() {
 	*x = ListExecutorsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[44]
+	mi := &file_rara_v1_workflow_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4053,7 +4201,7 @@ func (x *ListExecutorsResponse) String() string {
 func (*ListExecutorsResponse) ProtoMessage() {}
 
 func (x *ListExecutorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[44]
+	mi := &file_rara_v1_workflow_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4066,7 +4214,7 @@ func (x *ListExecutorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutorsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutorsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{44}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListExecutorsResponse) GetExecutors() []*Executor {
@@ -4096,7 +4244,7 @@ type DrainExecutorRequest struct {
 
 func (x *DrainExecutorRequest) Reset() {
 	*x = DrainExecutorRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[45]
+	mi := &file_rara_v1_workflow_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4108,7 +4256,7 @@ func (x *DrainExecutorRequest) String() string {
 func (*DrainExecutorRequest) ProtoMessage() {}
 
 func (x *DrainExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[45]
+	mi := &file_rara_v1_workflow_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4121,7 +4269,7 @@ func (x *DrainExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainExecutorRequest.ProtoReflect.Descriptor instead.
 func (*DrainExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{45}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DrainExecutorRequest) GetExecutorId() string {
@@ -4149,7 +4297,7 @@ type DrainExecutorResponse struct {
 
 func (x *DrainExecutorResponse) Reset() {
 	*x = DrainExecutorResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[46]
+	mi := &file_rara_v1_workflow_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4161,7 +4309,7 @@ func (x *DrainExecutorResponse) String() string {
 func (*DrainExecutorResponse) ProtoMessage() {}
 
 func (x *DrainExecutorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[46]
+	mi := &file_rara_v1_workflow_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4174,7 +4322,7 @@ func (x *DrainExecutorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainExecutorResponse.ProtoReflect.Descriptor instead.
 func (*DrainExecutorResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{46}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DrainExecutorResponse) GetExecutor() *Executor {
@@ -4374,7 +4522,15 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"c\n" +
 	"\x10StartRunResponse\x12&\n" +
 	"\x03run\x18\x01 \x01(\v2\x14.rara.v1.WorkflowRunR\x03run\x12'\n" +
-	"\x0falready_started\x18\x02 \x01(\bR\x0ealreadyStarted\"\\\n" +
+	"\x0falready_started\x18\x02 \x01(\bR\x0ealreadyStarted\"M\n" +
+	"\x15BatchStartRunsRequest\x124\n" +
+	"\brequests\x18\x01 \x03(\v2\x18.rara.v1.StartRunRequestR\brequests\"]\n" +
+	"\n" +
+	"StartedRun\x12&\n" +
+	"\x0fworkflow_run_id\x18\x01 \x01(\tR\rworkflowRunId\x12'\n" +
+	"\x0falready_started\x18\x02 \x01(\bR\x0ealreadyStarted\"A\n" +
+	"\x16BatchStartRunsResponse\x12'\n" +
+	"\x04runs\x18\x01 \x03(\v2\x13.rara.v1.StartedRunR\x04runs\"\\\n" +
 	"\rGetRunRequest\x12&\n" +
 	"\x0fworkflow_run_id\x18\x01 \x01(\tR\rworkflowRunId\x12#\n" +
 	"\rinclude_steps\x18\x02 \x01(\bR\fincludeSteps\"`\n" +
@@ -4566,12 +4722,14 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\x18EXECUTOR_STATE_CONNECTED\x10\x01\x12\x19\n" +
 	"\x15EXECUTOR_STATE_SILENT\x10\x02\x12\x1b\n" +
 	"\x17EXECUTOR_STATE_DRAINING\x10\x03\x12\x17\n" +
-	"\x13EXECUTOR_STATE_LOST\x10\x042\xb5\t\n" +
+	"\x13EXECUTOR_STATE_LOST\x10\x042\x88\n" +
+	"\n" +
 	"\x0fWorkflowService\x12]\n" +
 	"\x12RegisterDefinition\x12\".rara.v1.RegisterDefinitionRequest\x1a#.rara.v1.RegisterDefinitionResponse\x12N\n" +
 	"\rGetDefinition\x12\x1d.rara.v1.GetDefinitionRequest\x1a\x1e.rara.v1.GetDefinitionResponse\x12T\n" +
 	"\x0fListDefinitions\x12\x1f.rara.v1.ListDefinitionsRequest\x1a .rara.v1.ListDefinitionsResponse\x12?\n" +
-	"\bStartRun\x12\x18.rara.v1.StartRunRequest\x1a\x19.rara.v1.StartRunResponse\x129\n" +
+	"\bStartRun\x12\x18.rara.v1.StartRunRequest\x1a\x19.rara.v1.StartRunResponse\x12Q\n" +
+	"\x0eBatchStartRuns\x12\x1e.rara.v1.BatchStartRunsRequest\x1a\x1f.rara.v1.BatchStartRunsResponse\x129\n" +
 	"\x06GetRun\x12\x16.rara.v1.GetRunRequest\x1a\x17.rara.v1.GetRunResponse\x12?\n" +
 	"\bListRuns\x12\x18.rara.v1.ListRunsRequest\x1a\x19.rara.v1.ListRunsResponse\x12B\n" +
 	"\tCancelRun\x12\x19.rara.v1.CancelRunRequest\x1a\x1a.rara.v1.CancelRunResponse\x12?\n" +
@@ -4599,7 +4757,7 @@ func file_rara_v1_workflow_proto_rawDescGZIP() []byte {
 }
 
 var file_rara_v1_workflow_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_rara_v1_workflow_proto_goTypes = []any{
 	(OnFailure)(0),                     // 0: rara.v1.OnFailure
 	(WorkflowRunState)(0),              // 1: rara.v1.WorkflowRunState
@@ -4623,197 +4781,204 @@ var file_rara_v1_workflow_proto_goTypes = []any{
 	(*ListDefinitionsResponse)(nil),    // 19: rara.v1.ListDefinitionsResponse
 	(*StartRunRequest)(nil),            // 20: rara.v1.StartRunRequest
 	(*StartRunResponse)(nil),           // 21: rara.v1.StartRunResponse
-	(*GetRunRequest)(nil),              // 22: rara.v1.GetRunRequest
-	(*GetRunResponse)(nil),             // 23: rara.v1.GetRunResponse
-	(*ListRunsRequest)(nil),            // 24: rara.v1.ListRunsRequest
-	(*ListRunsResponse)(nil),           // 25: rara.v1.ListRunsResponse
-	(*CancelRunRequest)(nil),           // 26: rara.v1.CancelRunRequest
-	(*CancelRunResponse)(nil),          // 27: rara.v1.CancelRunResponse
-	(*RetryRunRequest)(nil),            // 28: rara.v1.RetryRunRequest
-	(*RetryRunResponse)(nil),           // 29: rara.v1.RetryRunResponse
-	(*Alive)(nil),                      // 30: rara.v1.Alive
-	(*SnapshotEnd)(nil),                // 31: rara.v1.SnapshotEnd
-	(*WatchRunRequest)(nil),            // 32: rara.v1.WatchRunRequest
-	(*WatchRunResponse)(nil),           // 33: rara.v1.WatchRunResponse
-	(*GetStepRunRequest)(nil),          // 34: rara.v1.GetStepRunRequest
-	(*GetStepRunResponse)(nil),         // 35: rara.v1.GetStepRunResponse
-	(*ListStepRunsRequest)(nil),        // 36: rara.v1.ListStepRunsRequest
-	(*ListStepRunsResponse)(nil),       // 37: rara.v1.ListStepRunsResponse
-	(*WatchStepRunRequest)(nil),        // 38: rara.v1.WatchStepRunRequest
-	(*WatchStepRunResponse)(nil),       // 39: rara.v1.WatchStepRunResponse
-	(*ExplainStepRequest)(nil),         // 40: rara.v1.ExplainStepRequest
-	(*ExplainStepResponse)(nil),        // 41: rara.v1.ExplainStepResponse
-	(*Obstacle)(nil),                   // 42: rara.v1.Obstacle
-	(*NearMiss)(nil),                   // 43: rara.v1.NearMiss
-	(*QueryLineageRequest)(nil),        // 44: rara.v1.QueryLineageRequest
-	(*LineageEdge)(nil),                // 45: rara.v1.LineageEdge
-	(*QueryLineageResponse)(nil),       // 46: rara.v1.QueryLineageResponse
-	(*Executor)(nil),                   // 47: rara.v1.Executor
-	(*ListExecutorsRequest)(nil),       // 48: rara.v1.ListExecutorsRequest
-	(*ListExecutorsResponse)(nil),      // 49: rara.v1.ListExecutorsResponse
-	(*DrainExecutorRequest)(nil),       // 50: rara.v1.DrainExecutorRequest
-	(*DrainExecutorResponse)(nil),      // 51: rara.v1.DrainExecutorResponse
-	nil,                                // 52: rara.v1.StepDefinition.SecretsEntry
-	nil,                                // 53: rara.v1.StepDefinition.RequiredLabelsEntry
-	nil,                                // 54: rara.v1.Definition.LabelsEntry
-	nil,                                // 55: rara.v1.WorkflowRun.StepCountsEntry
-	nil,                                // 56: rara.v1.WorkflowRun.LabelsEntry
-	nil,                                // 57: rara.v1.StartRunRequest.LabelsEntry
-	nil,                                // 58: rara.v1.ListRunsRequest.LabelsEntry
-	nil,                                // 59: rara.v1.Executor.LabelsEntry
-	(*durationpb.Duration)(nil),        // 60: google.protobuf.Duration
-	(*Payload)(nil),                    // 61: rara.v1.Payload
-	(*timestamppb.Timestamp)(nil),      // 62: google.protobuf.Timestamp
-	(*Artifact)(nil),                   // 63: rara.v1.Artifact
-	(*JobError)(nil),                   // 64: rara.v1.JobError
-	(*JobProgress)(nil),                // 65: rara.v1.JobProgress
-	(*ArtifactManifest)(nil),           // 66: rara.v1.ArtifactManifest
-	(*Lease)(nil),                      // 67: rara.v1.Lease
-	(*TraceContext)(nil),               // 68: rara.v1.TraceContext
-	(*ProgressEvent)(nil),              // 69: rara.v1.ProgressEvent
-	(*Digest)(nil),                     // 70: rara.v1.Digest
-	(*Capability)(nil),                 // 71: rara.v1.Capability
-	(*SecretRef)(nil),                  // 72: rara.v1.SecretRef
+	(*BatchStartRunsRequest)(nil),      // 22: rara.v1.BatchStartRunsRequest
+	(*StartedRun)(nil),                 // 23: rara.v1.StartedRun
+	(*BatchStartRunsResponse)(nil),     // 24: rara.v1.BatchStartRunsResponse
+	(*GetRunRequest)(nil),              // 25: rara.v1.GetRunRequest
+	(*GetRunResponse)(nil),             // 26: rara.v1.GetRunResponse
+	(*ListRunsRequest)(nil),            // 27: rara.v1.ListRunsRequest
+	(*ListRunsResponse)(nil),           // 28: rara.v1.ListRunsResponse
+	(*CancelRunRequest)(nil),           // 29: rara.v1.CancelRunRequest
+	(*CancelRunResponse)(nil),          // 30: rara.v1.CancelRunResponse
+	(*RetryRunRequest)(nil),            // 31: rara.v1.RetryRunRequest
+	(*RetryRunResponse)(nil),           // 32: rara.v1.RetryRunResponse
+	(*Alive)(nil),                      // 33: rara.v1.Alive
+	(*SnapshotEnd)(nil),                // 34: rara.v1.SnapshotEnd
+	(*WatchRunRequest)(nil),            // 35: rara.v1.WatchRunRequest
+	(*WatchRunResponse)(nil),           // 36: rara.v1.WatchRunResponse
+	(*GetStepRunRequest)(nil),          // 37: rara.v1.GetStepRunRequest
+	(*GetStepRunResponse)(nil),         // 38: rara.v1.GetStepRunResponse
+	(*ListStepRunsRequest)(nil),        // 39: rara.v1.ListStepRunsRequest
+	(*ListStepRunsResponse)(nil),       // 40: rara.v1.ListStepRunsResponse
+	(*WatchStepRunRequest)(nil),        // 41: rara.v1.WatchStepRunRequest
+	(*WatchStepRunResponse)(nil),       // 42: rara.v1.WatchStepRunResponse
+	(*ExplainStepRequest)(nil),         // 43: rara.v1.ExplainStepRequest
+	(*ExplainStepResponse)(nil),        // 44: rara.v1.ExplainStepResponse
+	(*Obstacle)(nil),                   // 45: rara.v1.Obstacle
+	(*NearMiss)(nil),                   // 46: rara.v1.NearMiss
+	(*QueryLineageRequest)(nil),        // 47: rara.v1.QueryLineageRequest
+	(*LineageEdge)(nil),                // 48: rara.v1.LineageEdge
+	(*QueryLineageResponse)(nil),       // 49: rara.v1.QueryLineageResponse
+	(*Executor)(nil),                   // 50: rara.v1.Executor
+	(*ListExecutorsRequest)(nil),       // 51: rara.v1.ListExecutorsRequest
+	(*ListExecutorsResponse)(nil),      // 52: rara.v1.ListExecutorsResponse
+	(*DrainExecutorRequest)(nil),       // 53: rara.v1.DrainExecutorRequest
+	(*DrainExecutorResponse)(nil),      // 54: rara.v1.DrainExecutorResponse
+	nil,                                // 55: rara.v1.StepDefinition.SecretsEntry
+	nil,                                // 56: rara.v1.StepDefinition.RequiredLabelsEntry
+	nil,                                // 57: rara.v1.Definition.LabelsEntry
+	nil,                                // 58: rara.v1.WorkflowRun.StepCountsEntry
+	nil,                                // 59: rara.v1.WorkflowRun.LabelsEntry
+	nil,                                // 60: rara.v1.StartRunRequest.LabelsEntry
+	nil,                                // 61: rara.v1.ListRunsRequest.LabelsEntry
+	nil,                                // 62: rara.v1.Executor.LabelsEntry
+	(*durationpb.Duration)(nil),        // 63: google.protobuf.Duration
+	(*Payload)(nil),                    // 64: rara.v1.Payload
+	(*timestamppb.Timestamp)(nil),      // 65: google.protobuf.Timestamp
+	(*Artifact)(nil),                   // 66: rara.v1.Artifact
+	(*JobError)(nil),                   // 67: rara.v1.JobError
+	(*JobProgress)(nil),                // 68: rara.v1.JobProgress
+	(*ArtifactManifest)(nil),           // 69: rara.v1.ArtifactManifest
+	(*Lease)(nil),                      // 70: rara.v1.Lease
+	(*TraceContext)(nil),               // 71: rara.v1.TraceContext
+	(*ProgressEvent)(nil),              // 72: rara.v1.ProgressEvent
+	(*Digest)(nil),                     // 73: rara.v1.Digest
+	(*Capability)(nil),                 // 74: rara.v1.Capability
+	(*SecretRef)(nil),                  // 75: rara.v1.SecretRef
 }
 var file_rara_v1_workflow_proto_depIdxs = []int32{
-	60,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
-	60,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
-	61,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
+	63,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
+	63,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
+	64,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
 	6,   // 3: rara.v1.StepDefinition.input_artifacts:type_name -> rara.v1.ArtifactBinding
-	52,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
-	53,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
+	55,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
+	56,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
 	5,   // 6: rara.v1.StepDefinition.retry:type_name -> rara.v1.RetryPolicy
-	60,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
-	60,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
-	60,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
-	60,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
-	60,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
+	63,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
+	63,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
+	63,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
+	63,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
+	63,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
 	7,   // 12: rara.v1.Definition.steps:type_name -> rara.v1.StepDefinition
-	60,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
+	63,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
 	0,   // 14: rara.v1.Definition.on_failure:type_name -> rara.v1.OnFailure
-	54,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
-	62,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	57,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
+	65,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
 	1,   // 17: rara.v1.WorkflowRun.state:type_name -> rara.v1.WorkflowRunState
-	61,  // 18: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
-	63,  // 19: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
-	55,  // 20: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
-	64,  // 21: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
-	56,  // 22: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
-	62,  // 23: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
-	62,  // 24: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
-	62,  // 25: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
-	62,  // 26: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
-	62,  // 27: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
-	62,  // 28: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
-	62,  // 29: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
-	62,  // 30: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
+	64,  // 18: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
+	66,  // 19: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
+	58,  // 20: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
+	67,  // 21: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
+	59,  // 22: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
+	65,  // 23: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
+	65,  // 24: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
+	65,  // 25: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
+	65,  // 26: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
+	65,  // 27: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
+	65,  // 28: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
+	65,  // 29: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
+	65,  // 30: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
 	2,   // 31: rara.v1.StepRun.state:type_name -> rara.v1.StepRunState
-	65,  // 32: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
-	61,  // 33: rara.v1.StepRun.output:type_name -> rara.v1.Payload
-	66,  // 34: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
-	64,  // 35: rara.v1.StepRun.error:type_name -> rara.v1.JobError
+	68,  // 32: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
+	64,  // 33: rara.v1.StepRun.output:type_name -> rara.v1.Payload
+	69,  // 34: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
+	67,  // 35: rara.v1.StepRun.error:type_name -> rara.v1.JobError
 	10,  // 36: rara.v1.StepRun.cancel:type_name -> rara.v1.CancelFacts
-	62,  // 37: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
-	62,  // 38: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
-	62,  // 39: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
-	62,  // 40: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
-	62,  // 41: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
+	65,  // 37: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
+	65,  // 38: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
+	65,  // 39: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
+	65,  // 40: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
+	65,  // 41: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
 	11,  // 42: rara.v1.StepRun.handler:type_name -> rara.v1.Handler
-	67,  // 43: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
-	64,  // 44: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
-	62,  // 45: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
-	62,  // 46: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
-	62,  // 47: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
-	62,  // 48: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
+	70,  // 43: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
+	67,  // 44: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
+	65,  // 45: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
+	65,  // 46: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
+	65,  // 47: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
+	65,  // 48: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
 	11,  // 49: rara.v1.StepAttempt.handler:type_name -> rara.v1.Handler
 	8,   // 50: rara.v1.RegisterDefinitionRequest.definition:type_name -> rara.v1.Definition
 	8,   // 51: rara.v1.RegisterDefinitionResponse.definition:type_name -> rara.v1.Definition
 	8,   // 52: rara.v1.GetDefinitionResponse.definition:type_name -> rara.v1.Definition
 	8,   // 53: rara.v1.ListDefinitionsResponse.definitions:type_name -> rara.v1.Definition
-	61,  // 54: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
-	63,  // 55: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
-	60,  // 56: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
-	57,  // 57: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
-	68,  // 58: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
+	64,  // 54: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
+	66,  // 55: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
+	63,  // 56: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
+	60,  // 57: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
+	71,  // 58: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
 	9,   // 59: rara.v1.StartRunResponse.run:type_name -> rara.v1.WorkflowRun
-	9,   // 60: rara.v1.GetRunResponse.run:type_name -> rara.v1.WorkflowRun
-	12,  // 61: rara.v1.GetRunResponse.steps:type_name -> rara.v1.StepRun
-	1,   // 62: rara.v1.ListRunsRequest.states:type_name -> rara.v1.WorkflowRunState
-	58,  // 63: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
-	62,  // 64: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
-	62,  // 65: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
-	9,   // 66: rara.v1.ListRunsResponse.runs:type_name -> rara.v1.WorkflowRun
-	60,  // 67: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
-	9,   // 68: rara.v1.CancelRunResponse.run:type_name -> rara.v1.WorkflowRun
-	9,   // 69: rara.v1.RetryRunResponse.run:type_name -> rara.v1.WorkflowRun
-	9,   // 70: rara.v1.WatchRunResponse.run:type_name -> rara.v1.WorkflowRun
-	12,  // 71: rara.v1.WatchRunResponse.step_run:type_name -> rara.v1.StepRun
-	31,  // 72: rara.v1.WatchRunResponse.snapshot_end:type_name -> rara.v1.SnapshotEnd
-	30,  // 73: rara.v1.WatchRunResponse.alive:type_name -> rara.v1.Alive
-	12,  // 74: rara.v1.GetStepRunResponse.step_run:type_name -> rara.v1.StepRun
-	13,  // 75: rara.v1.GetStepRunResponse.attempts:type_name -> rara.v1.StepAttempt
-	2,   // 76: rara.v1.ListStepRunsRequest.states:type_name -> rara.v1.StepRunState
-	12,  // 77: rara.v1.ListStepRunsResponse.step_runs:type_name -> rara.v1.StepRun
-	69,  // 78: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
-	12,  // 79: rara.v1.WatchStepRunResponse.step_run:type_name -> rara.v1.StepRun
-	30,  // 80: rara.v1.WatchStepRunResponse.alive:type_name -> rara.v1.Alive
-	12,  // 81: rara.v1.ExplainStepResponse.step_run:type_name -> rara.v1.StepRun
-	42,  // 82: rara.v1.ExplainStepResponse.obstacles:type_name -> rara.v1.Obstacle
-	62,  // 83: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
-	43,  // 84: rara.v1.Obstacle.near_misses:type_name -> rara.v1.NearMiss
-	70,  // 85: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
-	3,   // 86: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
-	70,  // 87: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
-	70,  // 88: rara.v1.LineageEdge.derived_from:type_name -> rara.v1.Digest
-	45,  // 89: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
-	70,  // 90: rara.v1.QueryLineageResponse.artifact:type_name -> rara.v1.Digest
-	71,  // 91: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
-	59,  // 92: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
-	4,   // 93: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
-	62,  // 94: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
-	62,  // 95: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
-	4,   // 96: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
-	47,  // 97: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
-	60,  // 98: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
-	47,  // 99: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
-	72,  // 100: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
-	14,  // 101: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
-	16,  // 102: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
-	18,  // 103: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
-	20,  // 104: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
-	22,  // 105: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
-	24,  // 106: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
-	26,  // 107: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
-	28,  // 108: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
-	32,  // 109: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
-	34,  // 110: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
-	36,  // 111: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
-	38,  // 112: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
-	40,  // 113: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
-	44,  // 114: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
-	48,  // 115: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
-	50,  // 116: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
-	15,  // 117: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
-	17,  // 118: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
-	19,  // 119: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
-	21,  // 120: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
-	23,  // 121: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
-	25,  // 122: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
-	27,  // 123: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
-	29,  // 124: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
-	33,  // 125: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
-	35,  // 126: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
-	37,  // 127: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
-	39,  // 128: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
-	41,  // 129: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
-	46,  // 130: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
-	49,  // 131: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
-	51,  // 132: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
-	117, // [117:133] is the sub-list for method output_type
-	101, // [101:117] is the sub-list for method input_type
-	101, // [101:101] is the sub-list for extension type_name
-	101, // [101:101] is the sub-list for extension extendee
-	0,   // [0:101] is the sub-list for field type_name
+	20,  // 60: rara.v1.BatchStartRunsRequest.requests:type_name -> rara.v1.StartRunRequest
+	23,  // 61: rara.v1.BatchStartRunsResponse.runs:type_name -> rara.v1.StartedRun
+	9,   // 62: rara.v1.GetRunResponse.run:type_name -> rara.v1.WorkflowRun
+	12,  // 63: rara.v1.GetRunResponse.steps:type_name -> rara.v1.StepRun
+	1,   // 64: rara.v1.ListRunsRequest.states:type_name -> rara.v1.WorkflowRunState
+	61,  // 65: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
+	65,  // 66: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
+	65,  // 67: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
+	9,   // 68: rara.v1.ListRunsResponse.runs:type_name -> rara.v1.WorkflowRun
+	63,  // 69: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
+	9,   // 70: rara.v1.CancelRunResponse.run:type_name -> rara.v1.WorkflowRun
+	9,   // 71: rara.v1.RetryRunResponse.run:type_name -> rara.v1.WorkflowRun
+	9,   // 72: rara.v1.WatchRunResponse.run:type_name -> rara.v1.WorkflowRun
+	12,  // 73: rara.v1.WatchRunResponse.step_run:type_name -> rara.v1.StepRun
+	34,  // 74: rara.v1.WatchRunResponse.snapshot_end:type_name -> rara.v1.SnapshotEnd
+	33,  // 75: rara.v1.WatchRunResponse.alive:type_name -> rara.v1.Alive
+	12,  // 76: rara.v1.GetStepRunResponse.step_run:type_name -> rara.v1.StepRun
+	13,  // 77: rara.v1.GetStepRunResponse.attempts:type_name -> rara.v1.StepAttempt
+	2,   // 78: rara.v1.ListStepRunsRequest.states:type_name -> rara.v1.StepRunState
+	12,  // 79: rara.v1.ListStepRunsResponse.step_runs:type_name -> rara.v1.StepRun
+	72,  // 80: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
+	12,  // 81: rara.v1.WatchStepRunResponse.step_run:type_name -> rara.v1.StepRun
+	33,  // 82: rara.v1.WatchStepRunResponse.alive:type_name -> rara.v1.Alive
+	12,  // 83: rara.v1.ExplainStepResponse.step_run:type_name -> rara.v1.StepRun
+	45,  // 84: rara.v1.ExplainStepResponse.obstacles:type_name -> rara.v1.Obstacle
+	65,  // 85: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
+	46,  // 86: rara.v1.Obstacle.near_misses:type_name -> rara.v1.NearMiss
+	73,  // 87: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
+	3,   // 88: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
+	73,  // 89: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
+	73,  // 90: rara.v1.LineageEdge.derived_from:type_name -> rara.v1.Digest
+	48,  // 91: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
+	73,  // 92: rara.v1.QueryLineageResponse.artifact:type_name -> rara.v1.Digest
+	74,  // 93: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
+	62,  // 94: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
+	4,   // 95: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
+	65,  // 96: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
+	65,  // 97: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
+	4,   // 98: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
+	50,  // 99: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
+	63,  // 100: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
+	50,  // 101: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
+	75,  // 102: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
+	14,  // 103: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
+	16,  // 104: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
+	18,  // 105: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
+	20,  // 106: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
+	22,  // 107: rara.v1.WorkflowService.BatchStartRuns:input_type -> rara.v1.BatchStartRunsRequest
+	25,  // 108: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
+	27,  // 109: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
+	29,  // 110: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
+	31,  // 111: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
+	35,  // 112: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
+	37,  // 113: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
+	39,  // 114: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
+	41,  // 115: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
+	43,  // 116: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
+	47,  // 117: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
+	51,  // 118: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
+	53,  // 119: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
+	15,  // 120: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
+	17,  // 121: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
+	19,  // 122: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
+	21,  // 123: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
+	24,  // 124: rara.v1.WorkflowService.BatchStartRuns:output_type -> rara.v1.BatchStartRunsResponse
+	26,  // 125: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
+	28,  // 126: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
+	30,  // 127: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
+	32,  // 128: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
+	36,  // 129: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
+	38,  // 130: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
+	40,  // 131: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
+	42,  // 132: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
+	44,  // 133: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
+	49,  // 134: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
+	52,  // 135: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
+	54,  // 136: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
+	120, // [120:137] is the sub-list for method output_type
+	103, // [103:120] is the sub-list for method input_type
+	103, // [103:103] is the sub-list for extension type_name
+	103, // [103:103] is the sub-list for extension extendee
+	0,   // [0:103] is the sub-list for field type_name
 }
 
 func init() { file_rara_v1_workflow_proto_init() }
@@ -4824,18 +4989,18 @@ func file_rara_v1_workflow_proto_init() {
 	file_rara_v1_common_proto_init()
 	file_rara_v1_dispatch_proto_init()
 	file_rara_v1_job_proto_init()
-	file_rara_v1_workflow_proto_msgTypes[28].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[31].OneofWrappers = []any{
 		(*WatchRunResponse_Run)(nil),
 		(*WatchRunResponse_StepRun)(nil),
 		(*WatchRunResponse_SnapshotEnd)(nil),
 		(*WatchRunResponse_Alive)(nil),
 	}
-	file_rara_v1_workflow_proto_msgTypes[34].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[37].OneofWrappers = []any{
 		(*WatchStepRunResponse_Event)(nil),
 		(*WatchStepRunResponse_StepRun)(nil),
 		(*WatchStepRunResponse_Alive)(nil),
 	}
-	file_rara_v1_workflow_proto_msgTypes[39].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[42].OneofWrappers = []any{
 		(*QueryLineageRequest_Artifact)(nil),
 		(*QueryLineageRequest_WorkflowRunId)(nil),
 		(*QueryLineageRequest_StepRunId)(nil),
@@ -4847,7 +5012,7 @@ func file_rara_v1_workflow_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rara_v1_workflow_proto_rawDesc), len(file_rara_v1_workflow_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   55,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,6 +23,7 @@ const (
 	WorkflowService_GetDefinition_FullMethodName      = "/rara.v1.WorkflowService/GetDefinition"
 	WorkflowService_ListDefinitions_FullMethodName    = "/rara.v1.WorkflowService/ListDefinitions"
 	WorkflowService_StartRun_FullMethodName           = "/rara.v1.WorkflowService/StartRun"
+	WorkflowService_BatchStartRuns_FullMethodName     = "/rara.v1.WorkflowService/BatchStartRuns"
 	WorkflowService_GetRun_FullMethodName             = "/rara.v1.WorkflowService/GetRun"
 	WorkflowService_ListRuns_FullMethodName           = "/rara.v1.WorkflowService/ListRuns"
 	WorkflowService_CancelRun_FullMethodName          = "/rara.v1.WorkflowService/CancelRun"
@@ -53,6 +54,8 @@ type WorkflowServiceClient interface {
 	ListDefinitions(ctx context.Context, in *ListDefinitionsRequest, opts ...grpc.CallOption) (*ListDefinitionsResponse, error)
 	// Starts a run. Nothing of it is leased before the answer's transaction has committed.
 	StartRun(ctx context.Context, in *StartRunRequest, opts ...grpc.CallOption) (*StartRunResponse, error)
+	// Starts many runs in one transaction: all of them or none.
+	BatchStartRuns(ctx context.Context, in *BatchStartRunsRequest, opts ...grpc.CallOption) (*BatchStartRunsResponse, error)
 	// One run. RUN_NOT_FOUND.
 	GetRun(ctx context.Context, in *GetRunRequest, opts ...grpc.CallOption) (*GetRunResponse, error)
 	// Runs, newest first.
@@ -121,6 +124,16 @@ func (c *workflowServiceClient) StartRun(ctx context.Context, in *StartRunReques
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StartRunResponse)
 	err := c.cc.Invoke(ctx, WorkflowService_StartRun_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *workflowServiceClient) BatchStartRuns(ctx context.Context, in *BatchStartRunsRequest, opts ...grpc.CallOption) (*BatchStartRunsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BatchStartRunsResponse)
+	err := c.cc.Invoke(ctx, WorkflowService_BatchStartRuns_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -281,6 +294,8 @@ type WorkflowServiceServer interface {
 	ListDefinitions(context.Context, *ListDefinitionsRequest) (*ListDefinitionsResponse, error)
 	// Starts a run. Nothing of it is leased before the answer's transaction has committed.
 	StartRun(context.Context, *StartRunRequest) (*StartRunResponse, error)
+	// Starts many runs in one transaction: all of them or none.
+	BatchStartRuns(context.Context, *BatchStartRunsRequest) (*BatchStartRunsResponse, error)
 	// One run. RUN_NOT_FOUND.
 	GetRun(context.Context, *GetRunRequest) (*GetRunResponse, error)
 	// Runs, newest first.
@@ -326,6 +341,9 @@ func (UnimplementedWorkflowServiceServer) ListDefinitions(context.Context, *List
 }
 func (UnimplementedWorkflowServiceServer) StartRun(context.Context, *StartRunRequest) (*StartRunResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method StartRun not implemented")
+}
+func (UnimplementedWorkflowServiceServer) BatchStartRuns(context.Context, *BatchStartRunsRequest) (*BatchStartRunsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BatchStartRuns not implemented")
 }
 func (UnimplementedWorkflowServiceServer) GetRun(context.Context, *GetRunRequest) (*GetRunResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetRun not implemented")
@@ -452,6 +470,24 @@ func _WorkflowService_StartRun_Handler(srv interface{}, ctx context.Context, dec
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(WorkflowServiceServer).StartRun(ctx, req.(*StartRunRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _WorkflowService_BatchStartRuns_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BatchStartRunsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkflowServiceServer).BatchStartRuns(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WorkflowService_BatchStartRuns_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkflowServiceServer).BatchStartRuns(ctx, req.(*BatchStartRunsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -680,6 +716,10 @@ var WorkflowService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "StartRun",
 			Handler:    _WorkflowService_StartRun_Handler,
+		},
+		{
+			MethodName: "BatchStartRuns",
+			Handler:    _WorkflowService_BatchStartRuns_Handler,
 		},
 		{
 			MethodName: "GetRun",

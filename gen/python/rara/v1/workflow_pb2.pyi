@@ -1203,6 +1203,82 @@ class StartRunResponse(_message.Message):
 Global___StartRunResponse: _TypeAlias = StartRunResponse  # noqa: Y015
 
 @_typing.final
+class BatchStartRunsRequest(_message.Message):
+    """From a client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartRunRequest]:
+        """At most 1000, with at most 10,000 steps together. Of any definitions; no idempotency key twice. What is wrong with
+        one is told with the code that StartRun has, and `index` in its metadata; then none is started.
+        """
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___StartRunRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchStartRunsRequest: _TypeAlias = BatchStartRunsRequest  # noqa: Y015
+
+@_typing.final
+class StartedRun(_message.Message):
+    """A run of a batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKFLOW_RUN_ID_FIELD_NUMBER: _builtins.int
+    ALREADY_STARTED_FIELD_NUMBER: _builtins.int
+    workflow_run_id: _builtins.str
+    """Which."""
+    already_started: _builtins.bool
+    """An earlier call with its key had started it."""
+    def __init__(
+        self,
+        *,
+        workflow_run_id: _builtins.str = ...,
+        already_started: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["already_started", b"already_started", "workflow_run_id", b"workflow_run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartedRun: _TypeAlias = StartedRun  # noqa: Y015
+
+@_typing.final
+class BatchStartRunsResponse(_message.Message):
+    """From the scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StartedRun]:
+        """One for each request, in their order."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___StartedRun] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchStartRunsResponse: _TypeAlias = BatchStartRunsResponse  # noqa: Y015
+
+@_typing.final
 class GetRunRequest(_message.Message):
     """From a client."""
 

@@ -57,6 +57,11 @@ class WorkflowServiceStub:
                 request_serializer=rara_dot_v1_dot_workflow__pb2.StartRunRequest.SerializeToString,
                 response_deserializer=rara_dot_v1_dot_workflow__pb2.StartRunResponse.FromString,
                 _registered_method=True)
+        self.BatchStartRuns = channel.unary_unary(
+                '/rara.v1.WorkflowService/BatchStartRuns',
+                request_serializer=rara_dot_v1_dot_workflow__pb2.BatchStartRunsRequest.SerializeToString,
+                response_deserializer=rara_dot_v1_dot_workflow__pb2.BatchStartRunsResponse.FromString,
+                _registered_method=True)
         self.GetRun = channel.unary_unary(
                 '/rara.v1.WorkflowService/GetRun',
                 request_serializer=rara_dot_v1_dot_workflow__pb2.GetRunRequest.SerializeToString,
@@ -148,6 +153,13 @@ class WorkflowServiceServicer:
 
     def StartRun(self, request, context):
         """Starts a run. Nothing of it is leased before the answer's transaction has committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BatchStartRuns(self, request, context):
+        """Starts many runs in one transaction: all of them or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -259,6 +271,11 @@ def add_WorkflowServiceServicer_to_server(servicer, server):
                     servicer.StartRun,
                     request_deserializer=rara_dot_v1_dot_workflow__pb2.StartRunRequest.FromString,
                     response_serializer=rara_dot_v1_dot_workflow__pb2.StartRunResponse.SerializeToString,
+            ),
+            'BatchStartRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.BatchStartRuns,
+                    request_deserializer=rara_dot_v1_dot_workflow__pb2.BatchStartRunsRequest.FromString,
+                    response_serializer=rara_dot_v1_dot_workflow__pb2.BatchStartRunsResponse.SerializeToString,
             ),
             'GetRun': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRun,
@@ -432,6 +449,33 @@ class WorkflowService:
             '/rara.v1.WorkflowService/StartRun',
             rara_dot_v1_dot_workflow__pb2.StartRunRequest.SerializeToString,
             rara_dot_v1_dot_workflow__pb2.StartRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BatchStartRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rara.v1.WorkflowService/BatchStartRuns',
+            rara_dot_v1_dot_workflow__pb2.BatchStartRunsRequest.SerializeToString,
+            rara_dot_v1_dot_workflow__pb2.BatchStartRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,

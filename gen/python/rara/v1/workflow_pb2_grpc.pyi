@@ -27,6 +27,8 @@ class WorkflowServiceStub:
     """The newest version of each definition, or all versions of one."""
     StartRun: _aio.UnaryUnaryMultiCallable[_workflow_pb2.StartRunRequest, _workflow_pb2.StartRunResponse]
     """Starts a run. Nothing of it is leased before the answer's transaction has committed."""
+    BatchStartRuns: _aio.UnaryUnaryMultiCallable[_workflow_pb2.BatchStartRunsRequest, _workflow_pb2.BatchStartRunsResponse]
+    """Starts many runs in one transaction: all of them or none."""
     GetRun: _aio.UnaryUnaryMultiCallable[_workflow_pb2.GetRunRequest, _workflow_pb2.GetRunResponse]
     """One run. RUN_NOT_FOUND."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ListRunsRequest, _workflow_pb2.ListRunsResponse]
@@ -89,6 +91,14 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_workflow_pb2.StartRunRequest, _abc.Awaitable[_workflow_pb2.StartRunResponse]],
     ) -> _abc.Awaitable[_workflow_pb2.StartRunResponse]:
         """Starts a run. Nothing of it is leased before the answer's transaction has committed."""
+
+    @_abc_1.abstractmethod
+    def BatchStartRuns(
+        self,
+        request: _workflow_pb2.BatchStartRunsRequest,
+        context: _aio.ServicerContext[_workflow_pb2.BatchStartRunsRequest, _abc.Awaitable[_workflow_pb2.BatchStartRunsResponse]],
+    ) -> _abc.Awaitable[_workflow_pb2.BatchStartRunsResponse]:
+        """Starts many runs in one transaction: all of them or none."""
 
     @_abc_1.abstractmethod
     def GetRun(
