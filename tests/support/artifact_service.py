@@ -53,7 +53,7 @@ async def serving(database_url: str, folder: Path, limits: TransferLimits) -> As
     transfers = BlobTransfers(store, rows, limits)
     server = grpc.aio.server()
     artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(
-        ArtifactServicer(transfers, piece_wait_s=0.5), server
+        ArtifactServicer(transfers, piece_wait_s=2.0), server
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -5,6 +5,7 @@ import itertools
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -32,7 +33,7 @@ from support.artifact_service import (
     serving,
 )
 
-LIMITS = TransferLimits(uploads=UploadLimits(max_blob_bytes=50_000_000), max_transfers=4)
+LIMITS = TransferLimits(uploads=UploadLimits(max_blob_bytes=50_000_000), max_transfers=4, lease_check_s=0.0)
 
 
 @pytest.fixture
@@ -244,7 +245,7 @@ async def test_a_blob_marked_for_deletion_counts_as_missing_until_it_is_uploaded
 ) -> None:
     data = data_of(1000)
     digest = await put(service, data)
-    await service.rows.mark(digest.sha256)
+    await service.rows.mark(digest.sha256, await service.rows.now())
     assert await missing(service, digest) == [digest]
     refusal = await refused(service.stub.ReadBlob(pb.ReadBlobRequest(digest=digest)))
     assert (refusal.status, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "ARTIFACT_NOT_FOUND")
@@ -352,6 +353,103 @@ async def test_an_executor_uploads_only_under_its_current_lease(service: Service
     refusal = await refused(service.stub.WriteBlob(pieces(upload_id, data, start=PIECE)))
     assert refusal.reason == "LEASE_LOST"
     assert await missing(service, digest_of(data)) == [digest_of(data)]
+
+
+async def test_a_lease_that_lapses_in_the_middle_ends_the_upload_and_leaves_it_to_the_next_attempt(
+    service: Service,
+) -> None:
+    lease = await add_lease(service, token=41)
+    data = data_of(300_000)
+    upload_id = await create(service, digest_of(data), lease)
+    call = service.stub.WriteBlob()
+    await call.write(next(pieces(upload_id, data)))
+    async with asyncio.timeout(5):
+        while await committed_bytes(service, upload_id) < PIECE:
+            await asyncio.sleep(0.01)
+    async with service.database.connection() as connection:  # reclaimed, and leased again
+        await connection.execute(
+            "update rara.lease set lease_token = 42, attempt = 2 where step_run_id = $1", lease.step_run_id
+        )
+    refusal = await refused(ended(call, pieces(upload_id, data, start=PIECE)))
+    assert (refusal.status, refusal.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "LEASE_LOST")
+    assert await missing(service, digest_of(data)) == [digest_of(data)]
+    assert (
+        await refused(service.stub.WriteBlob(pieces(upload_id, data, start=PIECE)))
+    ).reason == "LEASE_LOST"
+
+    successor = job_pb2.Lease(step_run_id=lease.step_run_id, lease_token=42, attempt=2)
+    assert await create(service, digest_of(data), successor) == upload_id
+    start = await committed_bytes(service, upload_id)
+    assert start >= PIECE
+    response = await service.stub.WriteBlob(pieces(upload_id, data, start=start))
+    assert response.verified == digest_of(data)
+    assert await get(service, digest_of(data)) == data
+
+
+async def ended(call: Any, messages: Iterable[pb.WriteBlobRequest]) -> pb.WriteBlobResponse:
+    """Send the rest, as far as the other side takes it, and wait for the answer."""
+    for message in messages:
+        try:
+            await call.write(message)
+        except asyncio.InvalidStateError:
+            break
+    await call.done_writing()
+    response: pb.WriteBlobResponse = await call
+    return response
+
+
+async def test_only_the_same_step_or_another_client_goes_on_with_an_upload(service: Service) -> None:
+    """Whoever is somebody else begins at nothing, so that nobody can spoil another one's upload."""
+    data = data_of(300_000)
+    mine, other = await add_lease(service, token=1), await add_lease(service, token=2)
+    upload_id = await create(service, digest_of(data), mine)
+    await service.stub.WriteBlob(pieces(upload_id, data[:PIECE], finish=False))
+    for lease in (other, None):
+        assert await create(service, digest_of(data), lease) != upload_id
+    assert await create(service, digest_of(data), mine) == upload_id
+    a_clients = await create(service, digest_of(data))
+    await service.stub.WriteBlob(pieces(a_clients, data[:PIECE], finish=False))
+    assert await create(service, digest_of(data)) == a_clients
+
+
+async def test_wrong_bytes_that_were_left_behind_are_dropped_and_the_next_upload_is_a_new_one(
+    service: Service,
+) -> None:
+    data = data_of(300_000)
+    upload_id = await create(service, digest_of(data))
+    await service.stub.WriteBlob(pieces(upload_id, bytes(PIECE), finish=False))
+    assert await create(service, digest_of(data)) == upload_id
+    refusal = await refused(service.stub.WriteBlob(pieces(upload_id, data, start=PIECE)))
+    assert refusal.reason == "ARTIFACT_MISMATCH"
+    assert await put(service, data) == digest_of(data)
+
+
+async def test_who_waited_for_an_upload_that_was_finished_meanwhile_has_the_answer(service: Service) -> None:
+    data = data_of(300_000)
+    upload_id = await create(service, digest_of(data))
+    call = service.stub.WriteBlob()
+    await call.write(next(pieces(upload_id, data)))
+    async with asyncio.timeout(5):
+        while not service.partial_files():
+            await asyncio.sleep(0.01)
+    waiting = asyncio.ensure_future(service.stub.WriteBlob(pieces(upload_id, data)))
+    response = await ended(call, pieces(upload_id, data, start=PIECE))
+    assert response.verified == digest_of(data)
+    [answer] = await asyncio.gather(waiting, return_exceptions=True)
+    if isinstance(answer, grpc.aio.AioRpcError):  # it was not done within the wait
+        assert Refusal(answer).reason == "STORE_UNAVAILABLE"
+    else:
+        assert answer.verified == digest_of(data)
+
+
+async def test_what_comes_after_finish_is_never_part_of_a_blob(service: Service) -> None:
+    data = data_of(300_000)
+    upload_id = await create(service, digest_of(data))
+    messages = [*pieces(upload_id, data), pb.WriteBlobRequest(offset=len(data), data=b"more", finish=True)]
+    response = await service.stub.WriteBlob(iter(messages))
+    assert response.verified == digest_of(data)
+    assert await get(service, digest_of(data)) == data
+    assert service.path_of(digest_of(data)).stat().st_size == len(data)
 
 
 @pytest.mark.parametrize(

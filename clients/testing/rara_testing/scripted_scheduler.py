@@ -358,14 +358,20 @@ UnaryContext: TypeAlias = "grpc.aio.ServicerContext[Any, Awaitable[Any]]"
 
 
 class ScriptedBlobs(artifact_pb2_grpc.ArtifactServiceServicer):
-    """ArtifactService over a dictionary. fail: statuses that the next calls end with, first ones first."""
+    """ArtifactService over a dictionary.
+
+    fail: statuses that the next calls end with, first ones first. cut_reads_at: where the next reads are cut.
+    read_from: the offsets at which reads began.
+    """
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.uploads: dict[str, tuple[common_pb2.Digest, bytearray]] = {}
         self.created: list[artifact_pb2.CreateUploadRequest] = []
         self.reads = 0
-        self.fail: list[grpc.StatusCode] = []
+        self.fail: list[grpc.StatusCode | grpc.Status] = []
+        self.cut_reads_at: list[int] = []
+        self.read_from: list[int] = []
 
     def add(self, data: bytes) -> common_pb2.Digest:
         digest = digest_of(data)
@@ -373,8 +379,12 @@ class ScriptedBlobs(artifact_pb2_grpc.ArtifactServiceServicer):
         return digest
 
     async def _maybe_fail(self, context: Any) -> None:
-        if self.fail:
-            await context.abort(self.fail.pop(0), "the script says so")
+        if not self.fail:
+            return
+        failure = self.fail.pop(0)
+        if isinstance(failure, grpc.StatusCode):
+            await context.abort(failure, "the script says so")
+        await context.abort_with_status(failure)
 
     async def FindMissingBlobs(
         self, request: artifact_pb2.FindMissingBlobsRequest, context: UnaryContext
@@ -440,5 +450,9 @@ class ScriptedBlobs(artifact_pb2_grpc.ArtifactServiceServicer):
         if data is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such blob")
             raise AssertionError
-        for start in range(request.offset, len(data), 64 << 10):
-            yield artifact_pb2.ReadBlobResponse(data=data[start : start + (64 << 10)])
+        self.read_from.append(request.offset)
+        end = self.cut_reads_at.pop(0) if self.cut_reads_at else len(data)
+        for start in range(request.offset, end, 64 << 10):
+            yield artifact_pb2.ReadBlobResponse(data=data[start : min(end, start + (64 << 10))])
+        if end < len(data):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
