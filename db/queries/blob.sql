@@ -65,11 +65,15 @@ select $1, $2
        size_bytes = excluded.size_bytes
 returning sha256;
 
+-- name: blob_time
+select now();
+
 -- name: mark_blob
--- Its bytes are gone or have changed: from now on it counts as missing, and a new upload can heal it.
+-- Its bytes were gone or had changed when somebody looked, later than $2: what was uploaded before counts as missing,
+-- and a new upload can heal it.
 update rara.blob
    set marked_at = now()
- where sha256 = $1 and marked_at is null;
+ where sha256 = $1 and marked_at is null and verified_at <= $2;
 
 -- name: create_upload
 -- $4 and $5 name the lease of an executor's upload; null for a client's. A lease that is gone gives no row.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rara_scheduler.blobs import BlobDigest, FolderBlobStore
+from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.collector import Collector, Policy, StrangeStore
 from rara_scheduler.blobs.transfers import BlobTransfers
 from rara_scheduler.domain.attempt import Checkpoint, EventType, Report
@@ -134,9 +135,10 @@ async def test_a_removed_runs_blobs_go_unless_a_kept_run_has_them_as_input(place
         "update rara.workflow_run set ended_at = now() - interval '9 days' where ended_at is not null"
     )
     await world.raw.execute("set session_replication_role = origin")
-    assert await world.raw.fetchrow(
-        "select * from rara.remove_runs(array[$1::uuid, $2::uuid], now() - interval '1 day')", old, young
-    ) == (1, 1)
+    removed = await world.raw.fetchval(
+        "select runs from rara.remove_runs(array[$1::uuid, $2::uuid], now() - interval '1 day')", old, young
+    )
+    assert removed == 1
     await collect(world.database, place.store)
     assert await place.remaining() == {shared.sha256}
 
@@ -196,11 +198,25 @@ async def test_a_damaged_blob_that_is_needed_stays_to_be_healed(place: Place) ->
     await world.start("one")
     grant = await world.lease_one()
     await world.report(grant, accepted(), running(), succeeded(3, artifacts=[facts_of("made", digest)]))
-    await BlobRows(world.database).mark(digest.sha256)
+    rows = BlobRows(world.database)
+    await rows.mark(digest.sha256, await rows.now())
     found = await collect(world.database, place.store)
     assert (found.removed.count, found.pending) == (0, 1)
     await place.put("whole")
     assert await lies(world.raw, place.store) == []
+
+
+async def test_a_look_at_the_bytes_does_not_spoil_what_is_stored_after_it(place: Place) -> None:
+    """One finds the bytes gone, because they were collected; another uploads them and commits; the first marks."""
+    rows = BlobRows(place.world.database)
+    digest = await place.put("away and back")
+    path_of(place.root, digest).unlink()
+    before = await rows.now()
+    await place.put("away and back")
+    await rows.mark(digest.sha256, before)
+    assert await place.transfers.missing([digest]) == []
+    assert await BlobChecks(place.store, rows).report(digest, "its bytes are gone") is False
+    assert await place.transfers.missing([digest]) == []
 
 
 async def test_whoever_is_told_that_a_blob_is_there_has_time_to_use_it(place: Place) -> None:

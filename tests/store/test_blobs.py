@@ -52,7 +52,7 @@ async def test_a_blob_counts_by_digest_and_size_until_it_is_marked(rows: BlobRow
     await rows.record(A)
     assert await rows.known([A, B, BlobDigest(A.sha256, 11)]) == {A}
     assert await rows.size_of(A.sha256) == 10
-    await rows.mark(A.sha256)
+    await rows.mark(A.sha256, await rows.now())
     assert await rows.known([A]) == set()
     assert await rows.size_of(A.sha256) is None
     await rows.record(A)

@@ -49,21 +49,29 @@ class BlobChecks:
             return False
         size_bytes = await self._store.size(digest.sha256)
         if size_bytes is None:
-            await self._count_as_missing(digest, "its bytes are gone")
+            await self.report(digest, "its bytes are gone")
             return False
         is_right = size_bytes == digest.size_bytes
         if is_right and (before is not None or size_bytes <= MAX_UNKNOWN_BYTES):
             is_right = await self._store.verify(digest)
         if not is_right:
-            await self._count_as_missing(digest, "its bytes have changed")
-            return True
+            return await self.report(digest, "its bytes have changed")
         self._remember(digest, fingerprint)  # as it looked before it was read
         return False
 
-    async def _count_as_missing(self, digest: BlobDigest, damage: str) -> None:
+    async def report(self, digest: BlobDigest, damage: str) -> bool:
+        """Count it as missing, so that a new upload heals it. False: it was stored again since somebody looked.
+
+        Looked at once more, since a removed blob may be uploaded and named by a manifest at any moment: the mark is
+        for what counted before this look, and not for what counts since.
+        """
+        before = await self._rows.now()
+        if await self._store.verify(digest):
+            return False
         log.error("blob.damaged", sha256=digest.sha256, damage=damage)
         self._hashed.pop(digest, None)
-        await self._rows.mark(digest.sha256)
+        await self._rows.mark(digest.sha256, before)
+        return True
 
     def _remember(self, digest: BlobDigest, fingerprint: Hashable | None) -> None:
         if fingerprint is None:

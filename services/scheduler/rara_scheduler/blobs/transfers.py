@@ -103,8 +103,11 @@ class BlobTransfers:
         known_bytes = await self._rows.size_of(digest.sha256)
         if known_bytes is not None and known_bytes != digest.size_bytes:
             raise BlobMismatch(digest, f"the blob of this SHA-256 has {known_bytes} bytes")
-        if known_bytes is not None and await self._is_stored(digest):
-            return "", None
+        if known_bytes is not None:
+            if await self._is_stored(digest):
+                return "", None
+            # While it counts, an upload of it would be taken for finished before its first byte.
+            await self._checks.report(digest, "its bytes are gone")
         begun = await self._resumable(digest, lease)
         if begun is not None:
             return begun
@@ -194,8 +197,9 @@ class BlobTransfers:
         """Take the stored bytes that an earlier call has named but could not record, if they are still right."""
         if not await self._is_stored(digest):
             raise wrong_offset(digest.size_bytes, 0)
+        found = await self._store.fingerprint(digest.sha256)
         if not await self._store.verify(digest):
-            await self._store.remove(digest.sha256)
+            await self._store.remove(digest.sha256, only=found)  # not what another upload stores meanwhile
             raise BlobMismatch(digest, "the stored bytes have changed; upload them again")
 
     async def _writable(self, upload_id: str) -> Upload:
@@ -249,7 +253,7 @@ class BlobTransfers:
                         async for chunk in chunks:
                             yield chunk
             except FileNotFoundError:
-                await self._report_damage(digest.sha256, "its bytes are gone")
+                await self._checks.report(BlobDigest(digest.sha256, size_bytes), "its bytes are gone")
                 raise ArtifactNotFound(digest.sha256) from None
 
     async def _checked(
@@ -263,15 +267,10 @@ class BlobTransfers:
             await asyncio.to_thread(found.update, chunk)
             held = chunk
         if found.hexdigest() != expected.sha256:
-            await self._report_damage(expected.sha256, "its bytes have changed")
+            await self._checks.report(expected, "its bytes have changed")
             raise BlobMismatch(expected, "the stored bytes have changed")
         if held:
             yield held
-
-    async def _report_damage(self, sha256: str, damage: str) -> None:
-        """Count it as missing, so that the next attempt that makes it uploads it again."""
-        log.error("blob.damaged", sha256=sha256, damage=damage)
-        await self._rows.mark(sha256)
 
     # ------------------------------------------------------------ bounds
 

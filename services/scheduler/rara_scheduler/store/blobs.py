@@ -80,10 +80,17 @@ class BlobRows:
         if recorded is None:
             raise UploadNotFound(upload_id or "")
 
-    async def mark(self, sha256: str) -> None:
-        """From now on it counts as missing, until it is uploaded again."""
+    async def now(self) -> datetime:
+        """The database's time."""
         async with self._database.connection() as connection:
-            await connection.execute(query("mark_blob"), sha256)
+            found = await connection.fetchval(query("blob_time"))
+        assert isinstance(found, datetime)  # noqa: S101 - now() is one
+        return found
+
+    async def mark(self, sha256: str, before: datetime) -> None:
+        """What was uploaded before an instant of the database counts as missing, until it is uploaded again."""
+        async with self._database.connection() as connection:
+            await connection.execute(query("mark_blob"), sha256, before)
 
     async def create_upload(
         self, upload_id: str, digest: BlobDigest, lease: UploadLease | None, *, expires_s: float
