@@ -930,16 +930,30 @@ select d.workflow_run_id::text, d.step_run_id::text, jsonb_build_object('deadlin
 select definition, version, body from rara.definition;
 
 -- name: check_blobs
--- A page of what manifests, runs and checkpoints name in the blob store, behind the digest $1.
+-- The next $2 blobs that count, behind the digest $1. The empty blob is kept by its digest alone.
 select b.sha256, b.size_bytes
   from rara.blob b
  where b.marked_at is null
+   and b.size_bytes > 0
    and b.sha256 > $1::text
-   and (exists (select from rara.artifact a where a.sha256 = b.sha256 and a.inline is null)
-        or exists (select from rara.run_artifact r where r.sha256 = b.sha256 and r.inline is null)
-        or exists (select from rara.checkpoint_artifact c where c.sha256 = b.sha256))
  order by b.sha256
  limit $2::int;
+
+-- name: check_blob_user
+-- A step or run that names the blob $1; no row: nobody does.
+select null::text as workflow_run_id, a.step_run_id::text
+  from rara.artifact a
+ where a.sha256 = $1 and a.inline is null
+ union all
+select r.workflow_run_id::text, null
+  from rara.run_artifact r
+ where r.sha256 = $1 and r.inline is null
+ union all
+select null, c.step_run_id::text
+  from rara.checkpoint_artifact a
+  join rara.checkpoint c on c.idempotency_key = a.idempotency_key
+ where a.sha256 = $1
+ limit 1;
 
 -- name: check_settings
 -- For this transaction: the longest that one statement may take, memory for large joins, no compiling.

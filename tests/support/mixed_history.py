@@ -24,6 +24,7 @@ from support.store_world import (
 )
 
 BIG = b"the bytes of a blob"
+PART = b"what a handler had in memory"
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ async def _open(history: MixedHistory) -> None:
     leases = await history.start("open", "wide")
     await history.do(leases["done"], succeeded(3))
     await history.do(leases["failed"], failed(3, retryable=False))
-    weights = stored_artifact("weights", b"what a handler had in memory")
+    weights = stored_artifact("weights", PART)
     await world.put_blobs(weights)
     await history.do(leases["running"], progress(3, b'{"at":3}', [weights]))
     await history.do(leases["waiting"], failed(3))

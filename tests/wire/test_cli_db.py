@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
 import pytest
 from rara_scheduler.store.check import RULES
 from support.command_line import rara
-from support.mixed_history import BIG, mixed_history
+from support.mixed_history import BIG, PART, mixed_history
 from support.store_world import store_world
 
 
@@ -80,24 +83,62 @@ async def test_a_check_names_what_is_broken_and_exits_with_7(database_url: str, 
         assert (await rara(*where, "-o", "name")).lines == ["step_nowhere", "run_total"]
 
 
-async def test_a_check_reads_blobs_and_compares_their_bytes(database_url: str, tmp_path: Path) -> None:
-    where = ("db", "check", "--database-url", database_url, "--blobs", f"file://{tmp_path}", "-o", "json")
-    digest = hashlib.sha256(BIG).hexdigest()
+@dataclass(frozen=True)
+class Damage:
+    problem: str
+    size_finds_it: bool
+    plant: Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Damage("missing", True, Path.unlink),
+        Damage("size", True, lambda blob: os.truncate(blob, 10)),
+        Damage("digest", False, lambda blob: blob.write_bytes(BIG[:-1] + bytes([BIG[-1] ^ 1]))),
+    ],
+    ids=lambda damage: damage.problem,
+)
+async def test_a_check_finds_blobs_whose_bytes_are_not_theirs(
+    database_url: str, tmp_path: Path, damage: Damage
+) -> None:
+    where = ("db", "check", "--database-url", database_url, "-o", "json")
+    env = {"RARA_BLOB_STORE": f"file://{tmp_path}"}
     async with store_world(database_url) as world:
         await mixed_history(world)
-        missing = await rara(*where)
-        assert missing.code == 7
-        assert [(v["rule"], v["facts"]["sha256"]) for v in missing.json["violations"]] == [
-            ("blob_bytes", digest)
-        ]
-        blob = tmp_path / "sha256" / digest[:2] / digest[2:]
-        blob.parent.mkdir(parents=True)
-        blob.write_bytes(BIG)
-        assert (await rara(*where)).json["is_clean"]
-        blob.write_bytes(BIG.upper())
-        assert (await rara(*where)).code == 7
-    nowhere = await rara("db", "check", "--database-url", database_url, "--blobs", str(tmp_path / "none"))
-    assert (nowhere.code, "does not exist" in nowhere.err) == (2, True)
+        stored = {}
+        for data in (BIG, PART):
+            digest = hashlib.sha256(data).hexdigest()
+            blob = stored[digest] = tmp_path / "sha256" / digest[:2] / digest[2:]
+            blob.parent.mkdir(parents=True)
+            blob.write_bytes(data)
+        (tmp_path / "sha256" / "ab").mkdir(exist_ok=True)
+        (tmp_path / "sha256" / "ab" / ("0" * 62)).write_bytes(b"bytes without a row are no violation")
+        clean = (await rara(*where, "--blobs", "digest", env=env)).json
+        assert (clean["is_clean"], clean["rules"][-1]["name"]) == (True, "blob_bytes")
+
+        digest = hashlib.sha256(BIG).hexdigest()
+        damage.plant(stored[digest])
+        found = await rara(*where, "--blobs", "digest", env=env)
+        assert found.code == 7
+        (violation,) = found.json["violations"]
+        assert violation["rule"] == "blob_bytes"
+        assert violation["step_run_id"] or violation["workflow_run_id"]
+        assert (violation["facts"]["sha256"], violation["facts"]["problem"]) == (digest, damage.problem)
+        by_default = await rara(*where, env=env)
+        assert by_default.code == (7 if damage.size_finds_it else 0)
+        assert (await rara(*where, "--blobs", "none", env=env)).json["is_clean"]
+
+
+async def test_a_check_of_blobs_needs_a_store_that_is_there(database_url: str, tmp_path: Path) -> None:
+    where = ("db", "check", "--database-url", database_url)
+    without = await rara(*where, "--blobs", "size")
+    assert (without.code, "--blobs size needs --blob-store" in without.err) == (2, True)
+    nowhere = await rara(*where, "--blob-store", f"file://{tmp_path}/none")
+    assert (nowhere.code, "its folder is gone" in nowhere.err) == (6, True)
+    assert not (tmp_path / "none").exists()
+    strange = await rara(*where, "--blob-store", "ftp://somewhere")
+    assert strange.code == 2
 
 
 async def test_a_check_needs_this_versions_schema_and_ends_after_its_timeout(

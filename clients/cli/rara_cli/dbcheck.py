@@ -1,15 +1,14 @@
 """`rara db check`: what the history checker finds, as people and programs read it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import asyncpg
-from rara_scheduler.blobs import BlobStoreUnavailable, FolderBlobStore
 from rara_scheduler.domain.errors import Code
 from rara_scheduler.store import migrate
-from rara_scheduler.store.check import Finding, Report, Violation, check, check_blob_bytes
+from rara_scheduler.store.check import Depth, Finding, Report, Violation, check, check_blob_bytes
 
 from rara_cli.answers import print_document, width
+from rara_cli.blobstore import opened_store
 from rara_cli.exits import CommandError, Exit
 from rara_cli.jsonview import Json, dumps
 from rara_cli.session import Session
@@ -30,12 +29,14 @@ async def check_history(
     session: Session,
     database_url: str,
     *,
-    blobs: Path | None,
+    blob_store: str | None,
+    blobs: str | None,
     overdue_s: float | None,
     max_attempts: int | None,
     limit: int,
 ) -> int:
     """Check, show what was found; the exit code."""
+    depth = _depth(blob_store, blobs)
     _refuse_other_schemas(await migrate.status(database_url))
     connection = await asyncpg.connect(
         database_url, timeout=_CONNECT_TIMEOUT_S, server_settings={"application_name": "rara db check"}
@@ -48,8 +49,8 @@ async def check_history(
             max_attempts=max_attempts,
             statement_timeout_s=session.timeout_s or _QUERY_TIMEOUT_S,
         )
-        if blobs is not None:
-            report = Report((*report.findings, await _blob_bytes(connection, blobs, limit)))
+        if depth is not None and blob_store is not None:
+            report = Report((*report.findings, await _blob_bytes(connection, blob_store, depth, limit)))
     except asyncpg.QueryCanceledError as error:
         raise CommandError(
             Exit.STILL_GOING, "CHECK_TIMEOUT", "a query took longer than --timeout", "--timeout 1h"
@@ -78,15 +79,19 @@ def _refuse_other_schemas(found: migrate.MigrationStatus) -> None:
         )
 
 
-async def _blob_bytes(connection: "asyncpg.Connection[asyncpg.Record]", folder: Path, limit: int) -> Finding:
-    store = FolderBlobStore(folder)
+def _depth(blob_store: str | None, blobs: str | None) -> Depth | None:
+    """How closely to look at blobs; None: not at all."""
+    if blob_store is None and blobs in ("size", "digest"):
+        raise CommandError(Exit.USAGE, "USAGE", f"--blobs {blobs} needs --blob-store", "set RARA_BLOB_STORE")
+    asked = blobs or ("none" if blob_store is None else "size")
+    return None if asked == "none" else Depth(asked)
 
-    try:
-        return await check_blob_bytes(connection, store.verify, limit=limit)
-    except BlobStoreUnavailable as error:
-        raise CommandError(Exit.UNREACHABLE, error.code, error.message, "check --blobs") from error
-    finally:
-        store.close()
+
+async def _blob_bytes(
+    connection: "asyncpg.Connection[asyncpg.Record]", url: str, depth: Depth, limit: int
+) -> Finding:
+    async with opened_store(url) as store:
+        return (await check_blob_bytes(connection, store, depth=depth, limit=limit)).finding
 
 
 def _show(session: Session, report: Report) -> None:

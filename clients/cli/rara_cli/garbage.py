@@ -1,10 +1,7 @@
 """`rara artifact gc`: what garbage collection did, as people and programs read it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 
-from rara_scheduler.blobs import BlobStore, BlobStoreUnavailable, open_blob_store
 from rara_scheduler.blobs.collector import Amount, Collected, Collector, Policy, StrangeStore
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.store import migrate
@@ -13,28 +10,13 @@ from rara_scheduler.store.database import Conflict, Database
 from rara_scheduler.store.garbage import GarbageRows
 
 from rara_cli.answers import show_one
+from rara_cli.blobstore import opened_store
 from rara_cli.exits import CommandError, Exit
 from rara_cli.jsonview import Json
 from rara_cli.session import Session
 from rara_cli.words import size_text, took_text
 
 _AGAIN = "rara artifact gc"
-
-
-@asynccontextmanager
-async def blob_store(url: str) -> AsyncGenerator[BlobStore, None]:
-    """The store at an address, closed at the end; its faults as ends of the command."""
-    try:
-        store = open_blob_store(url)
-    except ValueError as error:
-        raise CommandError(Exit.USAGE, "USAGE", f"--blob-store: {error}", "set RARA_BLOB_STORE") from error
-    try:
-        await store.prepare()
-        yield store
-    except BlobStoreUnavailable as error:
-        raise CommandError(Exit.UNREACHABLE, error.code, error.message, "check --blob-store") from error
-    finally:
-        store.close()
 
 
 async def collect(
@@ -53,7 +35,7 @@ async def collect(
         )
     policy = Policy(unused_s=unused_s, grace_s=grace_s, is_dry=is_dry, any_store=force)
     database = Database(database_url, call_connections=2, engine_connections=1)
-    async with blob_store(store_url) as store:
+    async with opened_store(store_url) as store:
         await database.open()
         collector = Collector(store, GarbageRows(database), BlobRows(database), policy, say=session.note)
         try:

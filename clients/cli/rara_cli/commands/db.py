@@ -1,12 +1,11 @@
 """`rara db`: bring the database to this version's schema, see where it stands, check its history."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from rara_cli.options import Group, Seconds, pass_session
+from rara_cli.options import Group, Seconds, blob_store_option, pass_session
 from rara_cli.session import Session
 
 
@@ -19,13 +18,6 @@ def database_url_option(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="URL",
         help="postgresql://..., of PostgreSQL itself rather than a pooler.  [env: RARA_DATABASE_URL]",
     )(function)
-
-
-class _Folder(click.Path):
-    """A folder that is there, by its path or as the address that RARA_BLOB_STORE has."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(str(value).removeprefix("file://"), param, ctx)
 
 
 @click.group(cls=Group)
@@ -55,11 +47,12 @@ async def status(session: Session, database_url: str) -> None:
 
 @db.command()
 @database_url_option
+@blob_store_option(required=False)
 @click.option(
     "--blobs",
-    type=_Folder(exists=True, file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Read every blob there, too, and compare it with its digest.",
+    type=click.Choice(("none", "size", "digest")),
+    help="Look at stored blobs, too: that they are there with their size, or at every byte."
+    "  [default: size, where a blob store is given]",
 )
 @click.option(
     "--overdue",
@@ -80,12 +73,13 @@ async def status(session: Session, database_url: str) -> None:
 async def check(
     session: Session,
     database_url: str,
-    blobs: Path | None,
+    blob_store: str | None,
+    blobs: str | None,
     overdue_s: float | None,
     max_attempts: int | None,
     limit: int,
 ) -> int:
-    """Hold the stored history against every promise.
+    """Hold the stored history, and what lies in the blob store, against every promise.
 
     Reads one snapshot and changes nothing, so that it may be run beside schedulers at work. --timeout bounds each
     query. Exits with 7 when a promise is broken.
@@ -94,5 +88,11 @@ async def check(
 
     async with database.database_faults():
         return await dbcheck.check_history(
-            session, database_url, blobs=blobs, overdue_s=overdue_s, max_attempts=max_attempts, limit=limit
+            session,
+            database_url,
+            blob_store=blob_store,
+            blobs=blobs,
+            overdue_s=overdue_s,
+            max_attempts=max_attempts,
+            limit=limit,
         )

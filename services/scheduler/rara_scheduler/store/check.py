@@ -7,10 +7,12 @@ SQL does the work, in one read-only snapshot, so that the answer is right on a l
 by `limit`, however long the history.
 """
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
+from typing import Protocol
 
 import asyncpg
 import orjson
@@ -155,8 +157,32 @@ RULES: tuple[Rule, ...] = (
     Rule("deadline_not_kept", "a deadline closes what it belongs to", Needs.OVERDUE),
 )
 
-BLOB_BYTES = Rule("blob_bytes", "a stored blob has the size and digest of its name")
+BLOB_BYTES = Rule("blob_bytes", "every blob that counts is stored, with the size and digest of its name")
 _BLOB_PAGE = 500
+_BLOBS_AT_ONCE = 8
+
+
+class Depth(StrEnum):
+    """How closely stored bytes are looked at."""
+
+    SIZE = "size"  # that they are there, unread
+    DIGEST = "digest"  # every byte
+
+
+class StoredBytes(Protocol):
+    """What this needs of a blob store."""
+
+    async def size(self, sha256: str) -> int | None: ...
+
+    async def verify(self, expected: BlobDigest) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlobReport:
+    """looked_at: blobs whose bytes were held against their row."""
+
+    finding: Finding
+    looked_at: int
 
 
 async def check(
@@ -219,27 +245,53 @@ async def _budgets(
 
 async def check_blob_bytes(
     connection: "Connection | asyncpg.Connection[asyncpg.Record]",
-    verify: Callable[[BlobDigest], Awaitable[bool]],
+    store: StoredBytes,
     *,
+    depth: Depth = Depth.DIGEST,
     limit: int = DEFAULT_LIMIT,
-) -> Finding:
-    """Read every blob that history names. verify: False when its bytes are missing or have changed.
+) -> BlobReport:
+    """Hold the bytes of every blob that counts against its row. Bytes without a row are no violation.
 
     In short transactions, since the reading may take hours; a blob that went meanwhile is none of its business.
     """
     began = time.monotonic()
     found: list[Violation] = []
-    total = 0
-    after = ""
+    total, looked_at, after = 0, 0, ""
+    slots = asyncio.Semaphore(_BLOBS_AT_ONCE)
+
+    async def look(blob: BlobDigest) -> dict[str, object] | None:
+        async with slots:
+            return await _damage(store, blob, depth)
+
     while page := await connection.fetch(query("check_blobs"), after, _BLOB_PAGE):
-        for row in page:
-            after = row["sha256"]
-            if await verify(BlobDigest(after, row["size_bytes"])):
-                continue
-            if await connection.fetchval(query("get_blob"), after) is None:
+        blobs = [BlobDigest(row["sha256"], row["size_bytes"]) for row in page]
+        after = blobs[-1].sha256
+        looked_at += len(blobs)
+        for blob, damage in zip(blobs, await asyncio.gather(*map(look, blobs)), strict=True):
+            if damage is None or await connection.fetchval(query("get_blob"), blob.sha256) is None:
                 continue
             total += 1
             if total <= limit:
-                facts = {"sha256": after, "size_bytes": row["size_bytes"]}
-                found.append(Violation(BLOB_BYTES.name, "", "", facts))
-    return Finding(BLOB_BYTES, total, tuple(found), time.monotonic() - began)
+                user = await connection.fetchrow(query("check_blob_user"), blob.sha256)
+                facts = {"sha256": blob.sha256, "size_bytes": blob.size_bytes} | damage
+                found.append(
+                    Violation(
+                        BLOB_BYTES.name,
+                        (user and user["workflow_run_id"]) or "",
+                        (user and user["step_run_id"]) or "",
+                        facts,
+                    )
+                )
+    return BlobReport(Finding(BLOB_BYTES, total, tuple(found), time.monotonic() - began), looked_at)
+
+
+async def _damage(store: StoredBytes, blob: BlobDigest, depth: Depth) -> dict[str, object] | None:
+    """What is wrong with a blob's bytes; None: nothing."""
+    stored_bytes = await store.size(blob.sha256)
+    if stored_bytes is None:
+        return {"problem": "missing"}
+    if stored_bytes != blob.size_bytes:
+        return {"problem": "size", "stored_bytes": stored_bytes}
+    if depth is Depth.DIGEST and not await store.verify(blob):
+        return {"problem": "digest"}
+    return None
