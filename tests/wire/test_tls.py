@@ -15,12 +15,14 @@ from rara_client.certificates import ServerCertificates
 from rara_executor.settings import load
 from rara_scheduler.health import main as health
 from rara_testing.ports import free_port
+from rara_testing.processes import Processes
 from rara_testing.scripted_executor import ScriptedExecutor
-from support.bearers import make_token
+from support.bearers import make_token, revoke
 from support.certificates import Authority, Pair, write
 from support.command_line import rara
+from support.go_executor import spawn_go_executor
 from support.running_executor import running
-from support.running_scheduler import KIND, RunningScheduler, beating, running_scheduler
+from support.running_scheduler import KIND, RunningScheduler, beating, running_scheduler, until
 
 NO_RETRIES = Pacing(retries=0)
 ECHO = {"a": {"kind": "demo.echo"}}
@@ -257,3 +259,63 @@ def test_a_key_of_another_certificate_is_refused_at_start(tmp_path: Path) -> Non
     ours = Authority.new(tmp_path)
     with pytest.raises(ValueError, match="no certificate and its key"):
         ServerCertificates(ours.pair("a").certificate, ours.pair("b").key, None)
+
+
+@pytest.mark.needs("go")
+async def test_a_go_executor_goes_through_certificates_and_tokens(database_url: str, tmp_path: Path) -> None:
+    ours = Authority.new(tmp_path)
+    pair, client = ours.pair("scheduler"), ours.pair("client")
+    token = tmp_path / "executor.token"
+    env = {
+        "RARA_TLS_CA": str(ours.file),
+        "RARA_TLS_CLIENT_CERT": str(client.certificate),
+        "RARA_TLS_CLIENT_KEY": str(client.key),
+        "RARA_TOKEN_FILE": str(token),
+    }
+    client_token = tmp_path / "client.token"
+    client_token.write_text("to come")
+    security = trusting(ours, client, token_file=client_token)
+    async with (
+        serving(database_url, tmp_path, pair, security, auth="tokens", tls_client_ca=ours.file) as world,
+        Processes(tmp_path) as processes,
+    ):
+        write(client_token, (await make_token(world.raw, "client")).encode())
+        write(token, (await make_token(world.raw, "executor", name="go", kinds=["*"])).encode())
+        await spawn_go_executor(processes, world.address, tmp_path, env=env)
+        assert await world.raw.fetchval("select token_name from rara.executor") == "go"
+        await revoke(world.raw, "go")
+        ended = "select ended_at is not null from rara.executor"
+        await until(lambda: world.raw.fetchval(ended), "end of the session")
+        # The one that follows is in the same file: the process goes on with it.
+        write(token, (await make_token(world.raw, "executor", name="go", kinds=["*"])).encode())
+        back = "select ended_at is null from rara.executor"
+        await until(lambda: world.raw.fetchval(back), "session with the next token")
+        assert await world.raw.fetchval("select count(*) from rara.executor") == 1
+
+
+@pytest.mark.needs("go")
+async def test_a_go_executor_is_dialled_by_certificate_and_token(database_url: str, tmp_path: Path) -> None:
+    ours = Authority.new(tmp_path)
+    pair, scheduler = ours.pair("executor"), ours.pair("scheduler")
+    secret = tmp_path / "direct.token"
+    secret.write_text("secret-of-the-two\n")
+    listen = f"127.0.0.1:{free_port()}"
+    env = {
+        "RARA_EXECUTOR_LISTEN": listen,
+        "RARA_TLS_CERT": str(pair.certificate),
+        "RARA_TLS_KEY": str(pair.key),
+        "RARA_TLS_CLIENT_CA": str(ours.file),
+        "RARA_DIRECT_TOKEN_FILE": str(secret),
+    }
+    settings: dict[str, Any] = {
+        "direct_executors": (listen,),
+        "direct_token_file": secret,
+        "tls_ca": str(ours.file),
+        "tls_client_cert": scheduler.certificate,
+        "tls_client_key": scheduler.key,
+    }
+    async with running_scheduler(database_url, tmp_path, **settings) as world, Processes(tmp_path) as processes:
+        await spawn_go_executor(processes, world.address, tmp_path, env=env)
+        assert await asks(listen, trusting(ours, scheduler, token="secret-of-the-two")) == "OK"
+        assert await asks(listen, trusting(ours, scheduler)) == "UNAUTHENTICATED"
+        assert await asks(listen, trusting(ours, token="secret-of-the-two")) == "UNAVAILABLE"

@@ -26,7 +26,9 @@ type Executor struct {
 // NewExecutor offers the registry's operations to a scheduler. The error names everything that has to be changed.
 func NewExecutor(registry *Registry, options Options) (*Executor, error) {
 	operations, problem := registry.all()
-	if err := errors.Join(problem, options.check()); err != nil {
+	dial, cannotDial := options.dialOptions()
+	serve, cannotServe := options.door().ServerOptions()
+	if err := errors.Join(problem, options.check(), cannotDial, cannotServe); err != nil {
 		return nil, err
 	}
 	id, err := uuid.NewV7()
@@ -34,13 +36,14 @@ func NewExecutor(registry *Registry, options Options) (*Executor, error) {
 		return nil, fmt.Errorf("no randomness for an id: %w", err)
 	}
 	var redactor redact.Redactor
+	redactor.Add(options.Token)
 	logger := options.Logger
 	if logger == nil {
 		logger = DefaultOptions().Logger
 	}
 	return &Executor{id: id.String(), engine: engine.New(engine.Config{
 		Scheduler:        options.Scheduler,
-		DialOptions:      options.dialOptions(),
+		DialOptions:      dial,
 		ExecutorID:       id.String(),
 		ExecutorName:     options.Name,
 		ExecutorKind:     options.Kind,
@@ -59,6 +62,7 @@ func NewExecutor(registry *Registry, options Options) (*Executor, error) {
 		Redactor:         &redactor,
 		Jitter:           rand.Float64,
 		Listen:           options.Listen,
+		ServerOptions:    serve,
 		OnListening:      options.OnListening,
 		OnConnected:      options.OnConnected,
 	})}, nil

@@ -36,6 +36,7 @@ func run(
 	if errors.Is(err, flag.ErrHelp) {
 		return exitOK
 	}
+	os.Unsetenv("RARA_TOKEN") // the processes of handlers inherit what is left
 	options.OnConnected = func() {
 		fmt.Fprintf(out, "rara-executor %s connected to %s\n", options.Name, options.Scheduler)
 	}

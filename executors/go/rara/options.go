@@ -13,9 +13,9 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rara-run/rara/executors/go/internal/logs"
+	"github.com/rara-run/rara/executors/go/internal/security"
 )
 
 // Options of an executor. NewExecutor checks them as a whole. The names in brackets are those of FromEnvironment, which
@@ -50,12 +50,28 @@ type Options struct {
 	// Logger gets what the executor and its handlers log, without secrets.
 	// [RARA_LOG_FORMAT json or console, RARA_LOG_LEVEL debug, info, warning or error]
 	Logger *slog.Logger
-	// DialOptions are added to the connection's: credentials, above all. Without any it is plain text.
+	// DialOptions are added to the connection's.
 	DialOptions []grpc.DialOption
+	// Token is the bearer token that the scheduler is shown; no handler gets to see it. [RARA_TOKEN]
+	Token string
+	// TokenFile has that token, and is read again when it changes. [RARA_TOKEN_FILE]
+	TokenFile string
+	// TLSCA makes it dial by TLS, and trust these authorities: a PEM file, or "system". [RARA_TLS_CA]
+	TLSCA string
+	// TLSClientCert and TLSClientKey are shown to a scheduler that asks for a certificate: PEM files, read again when
+	// they change. [RARA_TLS_CLIENT_CERT, RARA_TLS_CLIENT_KEY]
+	TLSClientCert, TLSClientKey string
+	// TLSCert and TLSKey serve Listen by TLS: PEM files, read again when they change. [RARA_TLS_CERT, RARA_TLS_KEY]
+	TLSCert, TLSKey string
+	// TLSClientCA lets in only schedulers that show a certificate of these authorities. [RARA_TLS_CLIENT_CA]
+	TLSClientCA string
+	// DirectTokenFile lets in only schedulers that show a token of this file, one a line. [RARA_DIRECT_TOKEN_FILE]
+	DirectTokenFile string
 	// Listen is host:port to serve ExecutorService on: then schedulers dial this executor, whose address their
 	// RARA_DIRECT_EXECUTORS names, and it dials Scheduler for artifacts alone. Empty: it dials. [RARA_EXECUTOR_LISTEN]
 	Listen string
-	// Insecure allows Listen beyond loopback, where whoever reaches it may run anything. [RARA_INSECURE]
+	// Insecure allows Listen beyond loopback in plain text or open to all, where whoever reaches it may run anything,
+	// and a token in plain text. [RARA_INSECURE]
 	Insecure bool
 	// OnConnected is called once, when the first session has begun, or a scheduler has asked for the first time.
 	OnConnected func()
@@ -100,6 +116,15 @@ func FromEnvironment(lookup func(string) (string, bool)) (Options, error) {
 	set("RARA_SCHEDULER", asText(&o.Scheduler))
 	set("RARA_EXECUTOR_LISTEN", asText(&o.Listen))
 	set("RARA_INSECURE", asBool(&o.Insecure))
+	set("RARA_TOKEN", asText(&o.Token))
+	set("RARA_TOKEN_FILE", asText(&o.TokenFile))
+	set("RARA_TLS_CA", asText(&o.TLSCA))
+	set("RARA_TLS_CLIENT_CERT", asText(&o.TLSClientCert))
+	set("RARA_TLS_CLIENT_KEY", asText(&o.TLSClientKey))
+	set("RARA_TLS_CERT", asText(&o.TLSCert))
+	set("RARA_TLS_KEY", asText(&o.TLSKey))
+	set("RARA_TLS_CLIENT_CA", asText(&o.TLSClientCA))
+	set("RARA_DIRECT_TOKEN_FILE", asText(&o.DirectTokenFile))
 	set("RARA_EXECUTOR_NAME", asText(&o.Name))
 	set("RARA_EXECUTOR_KIND", asText(&o.Kind))
 	set("RARA_EXECUTOR_LABELS", asLabels(&o.Labels))
@@ -142,16 +167,33 @@ func (o *Options) check() error {
 	refuse(o.Transfers < 1, "Transfers", "is %d, and must be at least 1", o.Transfers)
 	host, _, err := net.SplitHostPort(o.Listen)
 	refuse(o.Listen != "" && (err != nil || host == ""), "Listen", "is %q, not HOST:PORT", o.Listen)
-	isLoopback := host == "localhost" || net.ParseIP(host).IsLoopback()
-	refuse(o.Listen != "" && !isLoopback && !o.Insecure, "Listen",
-		"%s is beyond loopback, and whoever reaches it may run anything: set Insecure (RARA_INSECURE=1) to do it all the same",
-		o.Listen)
+	refuse(o.Listen != "" && !security.IsLoopback(o.Listen) && !o.Insecure && !o.door().IsClosed(), "Listen",
+		"%s is beyond loopback, and whoever reaches it may run anything: set TLSCert, with TLSClientCA or DirectTokenFile, "+
+			"or Insecure (RARA_INSECURE=1) to do it all the same", o.Listen)
 	return errors.Join(problems...)
 }
 
-func (o *Options) dialOptions() []grpc.DialOption {
-	plain := grpc.WithTransportCredentials(insecure.NewCredentials())
-	return append([]grpc.DialOption{plain}, o.DialOptions...) // the last one holds
+func (o *Options) dialOptions() ([]grpc.DialOption, error) {
+	caller := security.Caller{Token: o.Token, TokenFile: o.TokenFile, CA: o.TLSCA, Certificate: o.TLSClientCert,
+		Key: o.TLSClientKey, Insecure: o.Insecure, Tell: o.tell}
+	own, err := caller.DialOptions(o.Scheduler)
+	return append(own, o.DialOptions...), err // the last one holds
+}
+
+func (o *Options) door() security.Door {
+	return security.Door{Certificate: o.TLSCert, Key: o.TLSKey, ClientCA: o.TLSClientCA, TokenFile: o.DirectTokenFile,
+		Tell: o.tell}
+}
+
+// tell what became of a file that has changed.
+func (o *Options) tell(message string, err error) {
+	switch {
+	case o.Logger == nil:
+	case err != nil:
+		o.Logger.Error(message, "error", err)
+	default:
+		o.Logger.Info(message)
+	}
 }
 
 func asText(into *string) func(string) error {

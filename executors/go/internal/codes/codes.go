@@ -31,6 +31,7 @@ const (
 	FieldInvalid          = "FIELD_INVALID"
 	LeaseUnknown          = "LEASE_UNKNOWN"
 	VersionUnsupported    = "PROTOCOL_VERSION_UNSUPPORTED"
+	CredentialInvalid     = "CREDENTIAL_INVALID"
 )
 
 // MaxChars is the longest code.

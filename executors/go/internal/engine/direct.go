@@ -166,9 +166,10 @@ func (s *Supervisor) listen(ctx context.Context) error {
 	}
 	direct := &directSession{supervisor: s, streams: map[int64]*jobStream{}, aloneSince: map[int64]time.Duration{},
 		wake: make(chan struct{}, 1), over: make(chan struct{})}
-	server := grpc.NewServer(
+	server := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes), grpc.MaxSendMsgSize(maxMessageBytes),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}))
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+	}, s.config.ServerOptions...)...)
 	rarav1.RegisterExecutorServiceServer(server, &directService{session: direct})
 	alive := health.NewServer()
 	grpc_health_v1.RegisterHealthServer(server, alive)

@@ -47,9 +47,10 @@ type Config struct {
 	Jitter   func() float64 // draws from [0, 1)
 
 	// Listen is where schedulers dial this executor; empty: it dials.
-	Listen      string
-	OnListening func(address string)
-	OnConnected func()
+	Listen        string
+	ServerOptions []grpc.ServerOption // of that port: credentials and who is let in
+	OnListening   func(address string)
+	OnConnected   func()
 }
 
 // Operation is one handler under a kind and version. MaxConcurrency: 0 is as many as there are slots.
