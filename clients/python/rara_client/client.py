@@ -21,6 +21,7 @@ from rara_client.cursors import RUN_ENDED, RunCursor, StepCursor
 from rara_client.pacing import Pacing
 from rara_client.payloads import json_payload
 from rara_client.security import Security
+from rara_client.traces import current_trace
 from rara_client.transfers import Transfers
 from rara_client.watching import follow
 
@@ -151,7 +152,8 @@ class Client:
     ) -> workflow_pb2.StartRunResponse:
         """Start a run; with an idempotency key, find the run that the same key and content started.
 
-        input: a JSON value, or a Payload to send as it is; None: no input.
+        input: a JSON value, or a Payload to send as it is; None: no input. trace: None takes that of OpenTelemetry's
+        current span, if there is one.
         """
         request = workflow_pb2.StartRunRequest(
             idempotency_key=idempotency_key,
@@ -161,7 +163,7 @@ class Client:
             input_artifacts=input_artifacts,
             run_timeout=_duration(run_timeout),
             labels=labels,
-            trace=trace,
+            trace=current_trace() if trace is None else trace,
         )
         return await self.call(
             self.workflow.StartRun, request, is_repeatable=bool(idempotency_key), timeout_s=timeout_s

@@ -9,6 +9,7 @@ import grpc
 import structlog
 import uuid_utils
 from rara.v1 import dispatch_pb2
+from rara_client import otlp
 
 from rara_executor import fencing, payload
 from rara_executor.artifacts import ArtifactStore
@@ -18,6 +19,7 @@ from rara_executor.connection import CHANNEL_OPTIONS, Connection
 from rara_executor.direct import DirectServer
 from rara_executor.door import Door
 from rara_executor.drain import Drain
+from rara_executor.errors import ConfigurationError
 from rara_executor.lease_clock import lease_now
 from rara_executor.outbox import Outbox
 from rara_executor.ready import ReadyFile
@@ -28,6 +30,7 @@ from rara_executor.scratch import ScratchFolder
 from rara_executor.session_side import Identity, SessionSide
 from rara_executor.settings import Settings
 from rara_executor.supervisor import Supervisor, SupervisorLimits
+from rara_executor.tracing import UNTRACED, JobTracing
 from rara_executor.warden_link import Warden
 from rara_executor.wire import EventFactory
 
@@ -36,6 +39,7 @@ log = structlog.get_logger(__name__)
 # While a transfer is under way. A scheduler takes offence at pings more often than each 10 s.
 BLOB_KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.http2.ping_timeout_ms", 10_000)]
 SWEEP_S = 1.0
+_LAST_SPANS = 0.04  # of the time to stop, for a receiver that is slow or away
 
 
 class Executor:
@@ -56,6 +60,7 @@ class Executor:
         self._on_listening = on_listening
         self._stop = asyncio.Event()
         self._connection: Connection | DirectServer | None = None
+        self._tracing: JobTracing = UNTRACED
 
     def stop(self) -> None:
         """Drain, then end; the bound is RARA_EXECUTOR_STOP_S."""
@@ -74,6 +79,7 @@ class Executor:
         settings = self._settings
         scratch = ScratchFolder(settings.executor_dir, self.executor_id)
         warden = Warden()
+        self._tracing = _tracing(self.executor_id, settings.executor_name)
         with contextlib.ExitStack() as stack:
             await asyncio.to_thread(scratch.open)
             stack.callback(scratch.close)
@@ -84,6 +90,7 @@ class Executor:
             async with settings.security.channel(settings.scheduler, options) as blob_channel:
                 with _one_error():
                     await self._run(scratch, warden, self._blob_client(blob_channel))
+        await asyncio.to_thread(self._tracing.close, timeout_s=_LAST_SPANS * settings.executor_stop_s)
         log.info("executor.stopped")
 
     def _blob_client(self, channel: grpc.aio.Channel) -> BlobClient:
@@ -118,6 +125,7 @@ class Executor:
                 store,
                 redactor,
                 work,
+                self._tracing,
             )
             supervisor.pool = pool = RunnerPool(
                 Setup(list(settings.executor_modules), self._sys_path, settings.executor_memory_bytes),
@@ -205,6 +213,21 @@ class Executor:
                 await asyncio.sleep(SWEEP_S)
         finally:
             file.show(is_ready=False)
+
+
+def _tracing(executor_id: str, executor_name: str) -> JobTracing:
+    """By OTLP where OpenTelemetry's variables want traces. Raises ConfigurationError."""
+    try:
+        if not otlp.is_sent("TRACES"):
+            return UNTRACED
+        from rara_executor.sent_spans import SentTracing
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    except ImportError as error:
+        raise ConfigurationError(
+            f"traces need the extra `observability`: install rara[observability] ({error})"
+        ) from error
+    return SentTracing(executor_id, executor_name)
 
 
 @contextlib.contextmanager

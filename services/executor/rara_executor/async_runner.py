@@ -8,6 +8,7 @@ import socket
 from typing import cast
 
 from rara_executor import outcomes
+from rara_executor.handler_trace import attached
 from rara_executor.handlers import Handlers
 from rara_executor.job import Job
 from rara_executor.registry import AsyncHandler, Operation
@@ -145,7 +146,9 @@ class _AsyncRunner(asyncio.Protocol):
 async def _outcome(start: StartJob, job: Job, operation: Operation) -> Succeeded | Failed | Stopped:
     try:
         handler = cast("AsyncHandler", operation.handler)
-        return outcomes.success(start, await handler(job))
+        with attached(start):
+            value = await handler(job)
+        return outcomes.success(start, value)
     except asyncio.CancelledError as error:
         # Not raised again: this coroutine is all that its task does, and what it returns is the answer.
         return Stopped(start.lease_token) if job.cancelled else outcomes.failure(start, error)

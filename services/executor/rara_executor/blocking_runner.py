@@ -14,6 +14,7 @@ from typing import cast
 
 from rara_executor import outcomes
 from rara_executor.errors import JobCancelledError
+from rara_executor.handler_trace import attached
 from rara_executor.handlers import Handlers
 from rara_executor.job import BlockingJob
 from rara_executor.orphans import adopt_orphans, has_children, kill_descendants
@@ -168,9 +169,10 @@ class _BlockingRunner:
     def _call(self, start: StartJob, job: BlockingJob, operation: Operation) -> Succeeded | Failed | Stopped:
         handler = cast("BlockingHandler", operation.handler)
         try:
-            self._current = job
-            value = handler(job)
-            self._current = None
+            with attached(start):
+                self._current = job
+                value = handler(job)
+                self._current = None
             return outcomes.success(start, value)
         except JobCancelledError as error:
             return Stopped(start.lease_token) if job.cancelled else outcomes.failure(start, error)

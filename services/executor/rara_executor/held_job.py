@@ -11,6 +11,7 @@ from rara_executor.artifacts import JobArtifacts
 from rara_executor.lease_clock import LeaseClock
 from rara_executor.runner import Runner
 from rara_executor.runner_protocol import Failed, OperationInfo, Stopped, Succeeded
+from rara_executor.tracing import JobSpan, trace_id
 
 
 class Phase(StrEnum):
@@ -58,6 +59,7 @@ class HeldJob:
     refusals: int = 0
     kill_timer: asyncio.TimerHandle | None = None
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    span: JobSpan | None = None  # from the first time that it went to a runner
     effects: dict[int, int] = field(default_factory=dict)  # sequence to the runner's request
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -72,7 +74,8 @@ class HeldJob:
     @property
     def names(self) -> dict[str, object]:
         """What every log line about the job says."""
-        return {
+        trace = trace_id(self.request.trace.traceparent)
+        return ({"trace_id": trace} if trace else {}) | {
             "step_run_id": self.lease.step_run_id,
             "workflow_run_id": self.request.workflow_run_id,
             "attempt": self.lease.attempt,

@@ -86,6 +86,12 @@ class JobView:
         return None if self._ends_at is None else max(0.0, self._ends_at - time.monotonic())
 
     @property
+    def trace_headers(self) -> dict[str, str]:
+        """The job's trace as W3C headers, for calls to other services; empty: nobody traces the run."""
+        headers = {"traceparent": self._start.traceparent, "tracestate": self._start.tracestate}
+        return {name: value for name, value in headers.items() if value}
+
+    @property
     def scratch(self) -> Path:
         """A folder for this attempt alone, removed when the attempt has ended."""
         path = Path(self._start.scratch)

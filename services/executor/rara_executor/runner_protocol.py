@@ -85,6 +85,8 @@ class StartJob:
     input: bytes
     checkpoint: bytes | None
     checkpoint_artifacts: list[InputInfo] = field(default_factory=list)
+    traceparent: str = ""  # of the span that the handler's own are children of; empty: no trace
+    tracestate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from rara_executor.runner_protocol import (
 )
 from rara_executor.session import JobSession
 from rara_executor.slots import NotTaken, Slots
+from rara_executor.tracing import UNTRACED, JobTracing
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +72,9 @@ class Supervisor:
         store: ArtifactStore,
         redactor: Redactor,
         tasks: asyncio.TaskGroup,
+        tracing: JobTracing = UNTRACED,
     ) -> None:
+        self._tracing = tracing
         self.jobs: dict[int, HeldJob] = {}
         self.changed = asyncio.Event()  # for whoever waits for the table to become something
         self.stopped = asyncio.Event()  # a job that was stopped has ended: its runner's deadline was its own
@@ -171,6 +174,8 @@ class Supervisor:
         job.phase = Phase.RUNNING
         self._emit(self._events.running(job.lease, runner.runner_id))
         self._timers.started(job)
+        if job.span is not None:
+            job.span.started()
         log.debug("job.started", **job.names, runner_id=runner.runner_id)
         return job.clock.over_at
 
@@ -299,12 +304,14 @@ class Supervisor:
 
     def _submit(self, job: HeldJob, secrets: dict[str, str]) -> None:
         assert self.pool is not None  # noqa: S101 - set before the first session
+        job.span = job.span or self._tracing.begin(job.request)
         start = wire.start_message(
             job.request,
             secrets=secrets,
             scratch=str(job.scratch),
             max_payload_bytes=self.max_payload_bytes,
             time_left_s=self._timers.left_s(job),
+            span=job.span,
         )
         self.pool.submit(start, is_async=job.operation.is_async)
 
@@ -337,6 +344,7 @@ class Supervisor:
         if job.stop is not None:
             self.stopped.set()
         if job.is_lost:
+            self._end_span(job, None)
             self._forget(job)
             return
         event = fitting(
@@ -345,11 +353,16 @@ class Supervisor:
             last_event(self._events, job, outcome, end, lease_now()),
             max_frame_bytes=self.max_frame_bytes,
         )
+        self._end_span(job, event)
         handler_logs.ended(job, event)
         if job.refused_sequence:
             self._outbox.replace(event, job.refused_sequence)
         else:
             self._emit(event)
+
+    def _end_span(self, job: HeldJob, event: job_pb2.ProgressEvent | None) -> None:
+        if job.span is not None:
+            job.span.ended(event)
 
     def refused(self, refusal: dispatch_pb2.EventRefusal) -> None:
         job = self.jobs.get(refusal.lease_token)

@@ -11,6 +11,7 @@ from rara_executor.codes import Code
 from rara_executor.redaction import Redactor
 from rara_executor.runner_protocol import Failed, Progress, RecordEffect, StartJob
 from rara_executor.runner_protocol import InputInfo as Input
+from rara_executor.tracing import JobSpan
 
 
 class EventFactory:
@@ -115,6 +116,7 @@ def start_message(
     scratch: str,
     max_payload_bytes: int,
     time_left_s: float | None,
+    span: JobSpan,
 ) -> StartJob:
     """What a runner is told of a job."""
     return StartJob(
@@ -138,6 +140,8 @@ def start_message(
         input=request.input.data,
         checkpoint=request.checkpoint.data if request.HasField("checkpoint") else None,
         checkpoint_artifacts=[_input(artifact) for artifact in request.checkpoint_artifacts],
+        traceparent=span.traceparent,
+        tracestate=span.tracestate,
     )
 
 

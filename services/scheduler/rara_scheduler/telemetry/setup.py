@@ -5,10 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import structlog
+from rara_client import otlp
+
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, SpanMaker, Tracing
 
-_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+log = structlog.get_logger(__name__)
+
+_SCOPE: Final = "rara.scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +30,14 @@ class Wanted:
 
 def wanted(metrics_listen: str, environ: Mapping[str, str] = os.environ) -> Wanted:
     """OTLP is on for a signal that OpenTelemetry's variables name an endpoint for. Raises Fault."""
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return Wanted(metrics_listen)
-    return Wanted(
-        metrics_listen, push_metrics=_is_pushed("METRICS", environ), push_traces=_is_pushed("TRACES", environ)
-    )
-
-
-def _is_pushed(signal: str, environ: Mapping[str, str]) -> bool:
-    if not environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") and not environ.get(_ENDPOINT):
-        return False
-    if environ.get(f"OTEL_{signal}_EXPORTER", "otlp").strip() != "otlp":
-        return False
-    for name in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        protocol = environ.get(name, "").strip()
-        if protocol and protocol != "grpc":
-            raise Fault(Code.FIELD_INVALID, f"{name}={protocol} is not spoken here: only grpc is")
-        if protocol:
-            break
-    return True
+    try:
+        return Wanted(
+            metrics_listen,
+            push_metrics=otlp.is_sent("METRICS", environ),
+            push_traces=otlp.is_sent("TRACES", environ),
+        )
+    except ValueError as error:
+        raise Fault(Code.FIELD_INVALID, str(error)) from None
 
 
 @dataclass(slots=True)
@@ -55,15 +49,13 @@ class Telemetry:
     spans: SpanMaker | None = None
     interceptors: tuple[Any, ...] = ()
     metrics_address: str = ""
-    _endings: list[Callable[[], None]] = field(default_factory=list)
+    endings: list[Callable[[], None]] = field(default_factory=list)
 
     def close(self, *, timeout_s: float) -> None:
         """Send what is left, within the bound. May block for so long."""
-        if self._endings:
-            from rara_scheduler.telemetry.export import shut_down
-
-            shut_down(*self._endings, timeout_s=timeout_s)
-            self._endings.clear()
+        if self.endings:
+            otlp.shut_down(*self.endings, timeout_s=timeout_s)
+            self.endings.clear()
 
 
 def begin(what: Wanted, *, scheduler_id: str) -> Telemetry:
@@ -84,31 +76,39 @@ def begin(what: Wanted, *, scheduler_id: str) -> Telemetry:
 
 
 def _begin(what: Wanted, scheduler_id: str) -> Telemetry:
-    from rara_scheduler.telemetry import export
-    from rara_scheduler.telemetry.calls import CallObserver
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.trace import TracerProvider
 
-    export.take_complaints()
-    about = export.resource(scheduler_id)
+    from rara_scheduler.telemetry.calls import CallObserver
+    from rara_scheduler.telemetry.recorder import RecordedMetrics
+    from rara_scheduler.telemetry.span_ids import PlannedIds
+    from rara_scheduler.telemetry.tracer import OtelTracing
+
+    otlp.take_complaints(_complain)
+    about = otlp.resource("rara-scheduler", scheduler_id)
     made = Telemetry()
     readers: list[Any] = []  # of the SDK, which is not imported where nothing is wanted
     if what.metrics_listen:
-        endpoint = export.PrometheusEndpoint(what.metrics_listen)
+        from rara_scheduler.telemetry.prometheus import PrometheusEndpoint
+
+        endpoint = PrometheusEndpoint(what.metrics_listen)
         made.metrics_address = endpoint.address
-        made._endings.append(endpoint.close)  # noqa: SLF001 - its own maker
+        made.endings.append(endpoint.close)
         readers.append(endpoint.reader)
     if what.push_metrics:
-        readers.append(export.metric_pusher())
+        readers.append(otlp.metric_sender())
     if readers:
-        from rara_scheduler.telemetry.recorder import RecordedMetrics
-
-        meters = export.meter_provider(about, readers)
-        made.metrics = RecordedMetrics(meters.get_meter(export.SCOPE))
-        made._endings.append(meters.shutdown)  # noqa: SLF001
+        meters = MeterProvider(readers, resource=about, shutdown_on_exit=False)
+        made.metrics = RecordedMetrics(meters.get_meter(_SCOPE))
+        made.endings.insert(0, meters.shutdown)
     if what.push_traces:
-        from rara_scheduler.telemetry.tracer import OtelTracing
-
-        spans = export.span_provider(about)
-        made.tracing = made.spans = OtelTracing(spans.get_tracer(export.SCOPE), made.metrics)
-        made._endings.insert(0, spans.shutdown)  # noqa: SLF001
+        spans = TracerProvider(resource=about, shutdown_on_exit=False, id_generator=PlannedIds())
+        spans.add_span_processor(otlp.span_sender())
+        made.tracing = made.spans = OtelTracing(spans.get_tracer(_SCOPE), made.metrics)
+        made.endings.insert(0, spans.shutdown)
     made.interceptors = (CallObserver(made.metrics, made.tracing),)
     return made
+
+
+def _complain(error: str, unsaid: int) -> None:
+    log.warning("telemetry.export_failed", error=error, unsaid=unsaid)

@@ -254,7 +254,9 @@ def lineage_edge(edge: LineageEdge) -> workflow_pb2.LineageEdge:
         definition_version=edge.definition_version,
         kind=edge.kind,
         artifact_type=edge.artifact_type,
-        derived_from=[common_pb2.Digest(sha256=digest, size_bytes=size) for digest, size in edge.derived_from],
+        derived_from=[
+            common_pb2.Digest(sha256=digest, size_bytes=size) for digest, size in edge.derived_from
+        ],
     )
 
 

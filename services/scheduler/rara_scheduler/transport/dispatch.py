@@ -63,6 +63,7 @@ class Terms:
     event_window: int
 
     max_attempt_bytes: int = 1 << 40  # of all artifacts of one manifest
+
     def message(self) -> dispatch_pb2.SessionTerms:
         return dispatch_pb2.SessionTerms(
             heartbeat_interval=duration(self.heartbeat_s),
@@ -141,9 +142,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
     ) -> None:
         self._scheduler_id = scheduler_id
         self._terms = terms
-        self._limits = PayloadLimits(
-            terms.max_payload_bytes, terms.max_inline_bytes, terms.max_attempt_bytes
-        )
+        self._limits = PayloadLimits(terms.max_payload_bytes, terms.max_inline_bytes, terms.max_attempt_bytes)
         self._store = store
         self._sessions = sessions
         self._routes = routes
