@@ -1,6 +1,7 @@
 """A large artifact goes from step to step, and neither memory nor heartbeats are hurt by it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rara_client import Client
@@ -13,7 +14,12 @@ from support.spawned_scheduler import spawned_scheduler
 MIB = 1 << 20
 LEASE_S = 9.0
 HEARTBEAT_S = 1.0
-CALM = {"lease_s": LEASE_S, "heartbeat_s": HEARTBEAT_S, "silence_s": 5.0, "accept_timeout_s": 10.0}
+CALM: dict[str, Any] = {
+    "lease_s": LEASE_S,
+    "heartbeat_s": HEARTBEAT_S,
+    "silence_s": 5.0,
+    "accept_timeout_s": 10.0,
+}
 
 
 @pytest.mark.needs("go")

@@ -13,7 +13,6 @@ import pytest
 import pytest_asyncio
 from grpc_status import rpc_status
 from rara.v1 import common_pb2, job_pb2
-from rara_executor import blob_client
 from rara_executor.artifact_files import keep_bytes, keep_file
 from rara_executor.blob_cache import BlobCache
 from rara_executor.blob_client import BlobClient
@@ -155,7 +154,7 @@ async def test_a_full_disk_is_waited_for_and_only_the_rest_is_fetched(
         written += len(data)
         return pwrite(descriptor, data, offset)
 
-    monkeypatch.setattr(blob_client.os, "pwrite", full_in_the_middle)
+    monkeypatch.setattr("rara_executor.blob_client.os.pwrite", full_in_the_middle)
     target = tmp_path / "target"
     await client.download(digest, target)
     assert hashlib.sha256(target.read_bytes()).hexdigest() == digest.sha256

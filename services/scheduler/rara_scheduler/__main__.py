@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from rara_scheduler.app import serve
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.logging import configure
+from rara_scheduler.memory import give_back_large_buffers
 from rara_scheduler.settings import Settings
 from rara_scheduler.store.migrate import MigrationError
 
@@ -22,6 +23,7 @@ def main() -> None:
             name = f"RARA_{where.upper()}: " if where else ""
             print(f"rara-scheduler: {name}{problem['msg']}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
+    give_back_large_buffers()
     configure(log_format=settings.log_format, level=settings.log_level)
     factory = None
     if settings.uvloop:
