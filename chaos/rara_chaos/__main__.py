@@ -40,7 +40,7 @@ async def run(seed: int, duration_s: float, every_s: float, stack: Stack) -> Rep
     load = Load(seed, stack.ledger, [link.address for link in stack.client_links], shapes)
     injector = Injector(stack, say)
     memory: dict[str, Memory] = {}
-    async with _background(_watch_memory(stack, memory)):
+    async with _background(_watch_memory(stack, memory)), _background(stack.collecting.run()):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run(_CALLERS), name="load")
             try:
@@ -53,8 +53,12 @@ async def run(seed: int, duration_s: float, every_s: float, stack: Stack) -> Rep
         say("the load has ended")
         await _quiet(stack)
         say("quiet")
-    verdict = await judge(stack.postgres.dsn, stack.ledger, load.confirmed, stack.executors)
-    verdict.violations += load.violations
+    await stack.collecting.once("--older-than", "0s", "--grace", "0s")
+    verdict = await judge(
+        stack.postgres.dsn, stack.ledger, stack.blob_folder, load.confirmed, stack.executors
+    )
+    verdict.removed = stack.collecting.removed
+    verdict.violations += load.violations + stack.collecting.violations
     verdict.violations += [f"{crash.name} ended with {crash.code}: {crash.report}" for crash in stack.crashes]
     hit = {
         kind: injector.hit[kind] for kind in sorted({one.command.executor_kind for one in stack.executors})

@@ -12,6 +12,7 @@ from typing import Final, NoReturn, TypeVar
 import asyncpg
 from rara_testing.database_faults import DatabaseFaults, kill_server, stop_immediately
 from rara_testing.fault_proxy import Direction, FaultProxy
+from rara_testing.processes import Process
 
 from rara_chaos.schedule import OF_EXECUTORS, Fault, Kind
 from rara_chaos.stack import Service, Stack
@@ -114,6 +115,10 @@ class Injector:
                 os.kill(_one(stack.runners(), fault.target), signal.SIGKILL)
             case Kind.RUNNER_FROZEN:
                 await _runner_frozen(_one(stack.runners(), fault.target), hold_s)
+            case Kind.COLLECTOR_KILLED:
+                stack.collecting.running.kill()
+            case Kind.COLLECTOR_FROZEN:
+                await _process_frozen(stack.collecting.running, hold_s)
             case Kind.POSTGRES_KILLED:
                 await self._server_ended(kill_server, hold_s)
             case Kind.POSTGRES_RESTARTED:
@@ -214,6 +219,14 @@ async def _frozen(service: Service, hold_s: float) -> None:
             await asyncio.sleep(hold_s)
         finally:
             service.process.thaw()
+
+
+async def _process_frozen(process: Process, hold_s: float) -> None:
+    process.freeze()
+    try:
+        await asyncio.sleep(hold_s)
+    finally:
+        process.thaw()
 
 
 async def _runner_frozen(pid: int, hold_s: float) -> None:

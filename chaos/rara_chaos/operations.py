@@ -19,7 +19,10 @@ VERSION = "1.0.0"
 _TICK_S = 0.1
 _TICKS = 4
 _SLOW_TICKS = 30
+_PARTS = 3
 _ARTIFACT_BYTES = 50_000  # too large to travel inside a message
+_LARGE_BYTES = 1_500_000  # travels in several pieces
+_SHARED = 40  # contents that many runs have in common
 
 
 def value_of(step_name: str, number: int) -> int:
@@ -28,8 +31,10 @@ def value_of(step_name: str, number: int) -> int:
 
 
 def content_of(number: int) -> bytes:
-    """The artifact of a number."""
-    return hashlib.shake_256(str(number).encode()).digest(_ARTIFACT_BYTES)
+    """The artifact of a number. Every other number shares its with others, and every fourth content is large."""
+    seed = number % _SHARED if number % 2 else number
+    size_bytes = _ARTIFACT_BYTES if seed % 4 else _LARGE_BYTES
+    return hashlib.shake_256(str(seed).encode()).digest(size_bytes)
 
 
 def number_of(given: Any) -> int:
@@ -131,4 +136,26 @@ async def use(job: Job) -> dict[str, object]:
         data = await asyncio.to_thread(content.path.read_bytes)
         if data != content_of(job.input["made_from"]):
             raise Terminal("CHAOS_CONTENT", "the artifact is not what was stored")
+        return await _result(job, ledger)
+
+
+@operation("chaos.parts", version=VERSION)
+async def parts(job: Job) -> dict[str, object]:
+    """Goes on from a checkpoint whose bytes are in the blob store, and stores them as its artifact at the end."""
+    with _ledger(job) as ledger:
+        number = number_of(job.input)
+        if last := _done(job):
+            part = await job.artifacts.open_checkpoint("part")
+            if await asyncio.to_thread(part.path.read_bytes) != content_of(number + last):
+                raise Terminal("CHAOS_CONTENT", "the checkpoint's bytes are not what was stored")
+        for done in range(last + 1, _PARTS + 1):
+            await asyncio.sleep(_TICK_S)
+            ledger.write(What.TICK)
+            await job.progress(
+                done / _PARTS,
+                "kept",
+                checkpoint={"done": done},
+                artifacts={"part": content_of(number + done)},
+            )
+        await job.artifacts.put_bytes("content", content_of(number))
         return await _result(job, ledger)

@@ -45,7 +45,9 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        return self.verdict.is_clean and not self.never and not self.spared
+        return (
+            self.verdict.is_clean and bool(self.verdict.blobs_verified) and not self.never and not self.spared
+        )
 
     def lines(self) -> list[str]:
         verdict = self.verdict
@@ -59,6 +61,10 @@ class Report:
             for kind, hit in self.executor_faults.items()
         ]
         lines.append(f"steps that went on where another language had ended: {verdict.handovers}")
+        lines.append(
+            f"artifacts in manifests: {verdict.artifacts}, blobs verified: {verdict.blobs_verified},"
+            f" removed by collections meanwhile: {verdict.removed}"
+        )
         lines += [
             f"effects: {verdict.effects}; done again after a crash before the record: {verdict.effects_repeated}",
             f"calls repeated: {dict(self.refusals)}",
@@ -95,6 +101,9 @@ class Report:
                 "executor_faults": dict(self.executor_faults),
                 "handovers": verdict.handovers,
                 "effects": verdict.effects,
+                "artifacts": verdict.artifacts,
+                "blobs_verified": verdict.blobs_verified,
+                "blobs_removed": verdict.removed,
                 "longest_recovery_s": round(verdict.longest_recovery.seconds, 3),
             }
         )

@@ -36,6 +36,8 @@ class Kind(StrEnum):
     DATABASE_LINK_CUT = "database_link_cut"
     DATABASE_LINK_STALLED = "database_link_stalled"
     DATABASE_LINK_SWALLOWED = "database_link_swallowed"
+    COLLECTOR_KILLED = "collector_killed"
+    COLLECTOR_FROZEN = "collector_frozen"
     ALL_KILLED = "all_killed"
 
 
@@ -66,6 +68,7 @@ _HOLD_S: dict[Kind, tuple[float, float]] = {
     Kind.LINK_STALLED_TO_EXECUTOR: (0.5, 4.0),
     Kind.LINK_DELAYED: (1.0, 3.0),
     Kind.DATABASE_LINK_STALLED: (0.5, 3.0),
+    Kind.COLLECTOR_FROZEN: (0.5, 4.0),
     Kind.ALL_KILLED: (0.0, 1.0),
 }
 _FIRST_S = 2.0  # the load is under way

@@ -104,7 +104,8 @@ SHAPES = (
         on_failure="continue",
         fails=True,
     ),
-    Shape("chaos-artifacts", {"a": Step("chaos.make"), "b": Step("chaos.use", ("a",))}, weight=2),
+    Shape("chaos-artifacts", {"a": Step("chaos.make"), "b": Step("chaos.use", ("a",))}, weight=4),
+    Shape("chaos-parts", {"a": Step("chaos.parts"), "b": Step("chaos.use", ("a",))}, weight=3),
     Shape("chaos-slow", {"a": Step("chaos.slow")}, weight=2),
 )
 BY_NAME = {shape.name: shape for shape in SHAPES}

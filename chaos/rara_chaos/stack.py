@@ -21,6 +21,8 @@ from rara_scheduler.embedded import EmbeddedPostgres, account
 from rara_testing.fault_proxy import FaultProxy
 from rara_testing.processes import Process, Processes, children
 
+from rara_chaos.collecting import Collecting
+
 LEASE_S: Final = 2.0
 SWEEP_S: Final = 0.5
 TIMINGS: Final[Mapping[str, str]] = {
@@ -163,6 +165,7 @@ class Stack:
     client_links: list[FaultProxy] = field(default_factory=list)
     crashes: list[Crash] = field(default_factory=list)
     postgres: EmbeddedPostgres = field(init=False)
+    collecting: Collecting = field(init=False)
     postgres_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _exits: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
@@ -198,11 +201,16 @@ class Stack:
             pid for executor in self.executors if executor.is_up for pid in children(executor.process.pid)
         ]
 
+    @property
+    def blob_folder(self) -> Path:
+        return self.folder / "blobs"
+
     async def _start(self) -> None:
         self.postgres = EmbeddedPostgres(self.folder / "postgres", settings=_POSTGRES)
         self._exits.push_async_callback(self.postgres.stop)
         await self.postgres.start()
         processes = await self._exits.enter_async_context(Processes(self.logs))
+        self.collecting = Collecting(processes, self.postgres.dsn, f"file://{self.blob_folder}")
         for number in range(self.schedulers_count):
             await self._add_scheduler(processes, number)
         for number in range(self.executors_count):
@@ -215,7 +223,7 @@ class Stack:
         self.database_links.append(proxy)
         env = {
             "RARA_DATABASE_URL": f"postgresql://rara@{proxy.address}/rara?sslmode=disable",
-            "RARA_BLOB_STORE": f"file://{self.folder / 'blobs'}",
+            "RARA_BLOB_STORE": f"file://{self.blob_folder}",
             "RARA_MIGRATE": "true",
         }
         ready = r"rara-scheduler listening on (\S+)"

@@ -9,7 +9,8 @@ from typing import Any
 
 import asyncpg
 import orjson
-from rara_scheduler.store.check import check
+from rara_scheduler.blobs import FolderBlobStore
+from rara_scheduler.store.check import Violation, check, check_blob_bytes
 
 from rara_chaos import ledger
 from rara_chaos.ledger import Entry, What
@@ -64,6 +65,9 @@ class Verdict:
     longest_recovery: Recovery = Recovery(0.0)
     reasons: dict[str, int] = field(default_factory=dict)
     attempts_by_kind: dict[str, int] = field(default_factory=dict)  # of executors
+    artifacts: int = 0  # in manifests, with their bytes in the blob store
+    blobs_verified: int = 0  # read, and held against their digests
+    removed: int = 0  # blobs, by collections under way
     handovers: int = 0  # from a step to one after it that another kind of executor ran
 
     @property
@@ -82,7 +86,11 @@ class Activity:
 
 
 async def judge(
-    dsn: str, ledger_path: Path, confirmed: Sequence[Confirmed], executors: Sequence[Service]
+    dsn: str,
+    ledger_path: Path,
+    blob_folder: Path,
+    confirmed: Sequence[Confirmed],
+    executors: Sequence[Service],
 ) -> Verdict:
     """Read everything; the stack is quiet."""
     verdict = Verdict()
@@ -95,7 +103,8 @@ async def judge(
             await _judge_ledger(connection, by_key, verdict)
             await _judge_kinds(connection, verdict)
             attempts = await read_attempts(connection)
-        for found in (await check(connection, overdue_s=_OVERDUE_S)).violations:
+        report = await check(connection, overdue_s=_OVERDUE_S)
+        for found in (*report.violations, *await _judge_blobs(connection, blob_folder, verdict)):
             verdict.violations.append(
                 f"{found.rule}: {found.workflow_run_id} {found.step_run_id} {found.facts}"
             )
@@ -113,6 +122,18 @@ async def judge(
     recovered = recoveries(attempts, executors)
     verdict.longest_recovery = max(recovered, key=lambda one: one.seconds, default=Recovery(0.0))
     return verdict
+
+
+async def _judge_blobs(connection: Connection, folder: Path, verdict: Verdict) -> tuple[Violation, ...]:
+    """Every blob that counts, and with it every manifest's, is there to the last byte."""
+    verdict.artifacts = await connection.fetchval("select count(*) from rara.artifact where inline is null")
+    store = FolderBlobStore(folder)
+    try:
+        report = await check_blob_bytes(connection, store)
+    finally:
+        store.close()
+    verdict.blobs_verified = report.looked_at
+    return report.finding.violations
 
 
 async def _judge_runs(connection: Connection, confirmed: Iterable[Confirmed], verdict: Verdict) -> None:

@@ -43,7 +43,10 @@ class StackRuns:
 
     async def judge(self) -> Verdict:
         """What the history checker and the ledger say, when all is quiet."""
-        return await judge(self.stack.postgres.dsn, self.stack.ledger, self.confirmed, self.stack.executors)
+        stack = self.stack
+        return await judge(
+            stack.postgres.dsn, stack.ledger, stack.blob_folder, self.confirmed, stack.executors
+        )
 
 
 async def until_running(dsn: str, count: int, *, kinds: int = 1, bound_s: float = 20.0) -> None:

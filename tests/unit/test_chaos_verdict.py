@@ -1,5 +1,6 @@
 """The chaos runner's verdict finds what it is there to find."""
 
+import json
 from pathlib import Path
 
 from rara_chaos.ledger import Entry, What, read
@@ -114,10 +115,17 @@ def test_an_executor_that_was_spared_makes_no_good_report() -> None:
     faults = dict.fromkeys(Kind, 1)
 
     def spared(attempts: dict[str, int], hit: dict[str, int]) -> list[str]:
-        report = Report(1, 60, faults, Verdict(attempts_by_kind=attempts), {}, {}, [], hit)
+        verdict = Verdict(attempts_by_kind=attempts, blobs_verified=1)
+        report = Report(1, 60, faults, verdict, {}, {}, [], hit)
         assert report.is_good == (not report.spared)
         return report.spared
 
     assert spared({"go": 5, "python": 5}, {"go": 1, "python": 3}) == []
     assert spared({"go": 5, "python": 5}, {"go": 0, "python": 4}) == ["go"]
     assert spared({"python": 5}, {"go": 2, "python": 2}) == ["go"]
+
+
+def test_a_run_without_a_blob_that_was_verified_is_not_good() -> None:
+    report = Report(1, 60, dict.fromkeys(Kind, 1), Verdict(), {}, {}, [], {})
+    assert not report.is_good
+    assert json.loads(report.json())["blobs_verified"] == 0

@@ -18,7 +18,10 @@ const (
 	tickLength    = 100 * time.Millisecond
 	ticks         = 4
 	slowTicks     = 30
-	artifactBytes = 50_000 // too large to travel inside a message
+	parts         = 3
+	artifactBytes = 50_000    // too large to travel inside a message
+	largeBytes    = 1_500_000 // travels in several pieces
+	shared        = 40        // contents that many runs have in common
 )
 
 // Register offers all of them.
@@ -30,6 +33,7 @@ func Register(registry *rara.Registry) {
 	rara.Register(registry, "chaos.hopeless", version, kept(hopeless))
 	rara.Register(registry, "chaos.make", version, kept(stores))
 	rara.Register(registry, "chaos.use", version, kept(reads))
+	rara.Register(registry, "chaos.parts", version, kept(inParts))
 }
 
 type given struct {
@@ -153,6 +157,53 @@ func reads(ctx context.Context, job *job, ledger *ledger) (made, error) {
 	return result(ctx, job, ledger)
 }
 
+// inParts goes on from a checkpoint whose bytes are in the blob store, and stores its artifact at the end.
+func inParts(ctx context.Context, job *job, ledger *ledger) (made, error) {
+	number := number(job.Input)
+	var last struct{ Done int }
+	if _, err := job.Checkpoint(&last); err != nil {
+		return made{}, err
+	}
+	if last.Done > 0 {
+		part, err := job.Artifacts.OpenCheckpoint(ctx, "part")
+		if err != nil {
+			return made{}, err
+		}
+		data, err := part.ReadBytes()
+		if err != nil {
+			return made{}, err
+		}
+		if !bytes.Equal(data, content(number+int64(last.Done))) {
+			return made{}, rara.Terminal("CHAOS_CONTENT", "the checkpoint's bytes are not what was stored")
+		}
+	}
+	for done := last.Done + 1; done <= parts; done++ {
+		if err := pause(ctx); err != nil {
+			return made{}, err
+		}
+		if err := ledger.write(tick); err != nil {
+			return made{}, err
+		}
+		part, err := job.Artifacts.Keep(ctx, "part", bytes.NewReader(content(number+int64(done))))
+		if err != nil {
+			return made{}, err
+		}
+		err = job.Progress(rara.Progress{
+			Fraction:   new(float64(done) / float64(parts)),
+			Message:    "kept",
+			Checkpoint: map[string]int{"done": done},
+			Artifacts:  []*rara.KeptArtifact{part},
+		})
+		if err != nil {
+			return made{}, err
+		}
+	}
+	if _, err := job.Artifacts.PutBytes(ctx, "content", content(number), rara.Output{}); err != nil {
+		return made{}, err
+	}
+	return result(ctx, job, ledger)
+}
+
 func result(ctx context.Context, job *job, ledger *ledger) (made, error) {
 	charge, err := ledger.charge(ctx)
 	return made{value(job.StepName, number(job.Input)), charge}, err
@@ -184,7 +235,14 @@ func value(stepName string, number int64) int64 {
 	return (number*31 + int64(crc32.ChecksumIEEE([]byte(stepName)))) % 1_000_003
 }
 
-// content is the artifact of a number.
+// content is the artifact of a number. Every other number shares its with others, and every fourth content is large.
 func content(number int64) []byte {
-	return sha3.SumSHAKE256([]byte(strconv.FormatInt(number, 10)), artifactBytes)
+	seed, size := number, artifactBytes
+	if number%2 != 0 {
+		seed = number % shared
+	}
+	if seed%4 == 0 {
+		size = largeBytes
+	}
+	return sha3.SumSHAKE256([]byte(strconv.FormatInt(seed, 10)), size)
 }
