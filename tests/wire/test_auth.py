@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import grpc
 import grpc.aio
 import pytest
@@ -123,9 +124,13 @@ async def test_every_method_is_open_to_its_roles_and_to_nobody_else(world: Runni
 async def test_what_a_role_may_do_is_what_its_table_says() -> None:
     """Written out once more, so that a row changed by accident shows."""
     of = {role: {path for path, roles in ALLOWED.items() if role in roles} for role in Role}
-    both = {path for path in of[Role.CLIENT] if path.startswith("/rara.v1.WorkflowService/")}
-    assert len(both) == 15
-    assert of[Role.OPERATOR] - of[Role.CLIENT] == {"/rara.v1.WorkflowService/DrainExecutor"}
+    service = workflow_pb2.DESCRIPTOR.services_by_name["WorkflowService"]
+    everything = {f"/{service.full_name}/{method.name}" for method in service.methods}
+    drain = "/rara.v1.WorkflowService/DrainExecutor"
+    assert {path for path in of[Role.CLIENT] if path.startswith(f"/{service.full_name}/")} == everything - {
+        drain
+    }
+    assert of[Role.OPERATOR] - of[Role.CLIENT] == {drain}
     assert of[Role.CLIENT] < of[Role.OPERATOR]
     assert of[Role.EXECUTOR] - of[Role.CLIENT] == {"/rara.v1.DispatchService/Connect"}
     assert {path for path in of[Role.EXECUTOR] if "Workflow" in path} == set()
@@ -274,3 +279,35 @@ async def started(workflows: Any, metadata: Metadata) -> str:
         workflow_pb2.StartRunRequest(definition="one"), metadata=metadata, timeout=WAIT_S
     )
     return str(response.run.workflow_run_id)
+
+
+async def test_who_makes_work_too_often_is_told_when_to_come_again(database_url: str, tmp_path: Path) -> None:
+    async with running_scheduler(
+        database_url, tmp_path, auth="tokens", rate_limit_per_s=0.01, rate_limit_burst=3
+    ) as world:
+        busy, other = [
+            bearing(await make_token(world.raw, "client", name=name)) for name in ("busy", "other")
+        ]
+        async with grpc.aio.insecure_channel(world.address) as channel:
+            workflows: Any = workflow_pb2_grpc.WorkflowServiceStub(channel)
+            run_id = await started(workflows, busy)  # two calls
+            start = workflow_pb2.StartRunRequest(definition="one")
+            await workflows.StartRun(start, metadata=busy)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await workflows.StartRun(start, metadata=busy)
+            fault = from_rpc_error(refused.value)
+            assert (fault.status, fault.reason) == ("RESOURCE_EXHAUSTED", "RATE_LIMITED")
+            assert fault.retry_after_s is not None
+            assert 50.0 < fault.retry_after_s <= 100.0
+            # Reads go on, and so do others.
+            await workflows.GetRun(workflow_pb2.GetRunRequest(workflow_run_id=run_id), metadata=busy)
+            await workflows.StartRun(start, metadata=other)
+    assert await count_runs(database_url) == 3
+
+
+async def count_runs(database_url: str) -> int:
+    raw = await asyncpg.connect(database_url)
+    try:
+        return int(await raw.fetchval("select count(*) from rara.workflow_run"))
+    finally:
+        await raw.close()

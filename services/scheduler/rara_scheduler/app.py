@@ -68,6 +68,7 @@ from rara_scheduler.transport.artifacts import ArtifactServicer
 from rara_scheduler.transport.auth import AuthInterceptor
 from rara_scheduler.transport.authenticator import Authenticator
 from rara_scheduler.transport.dispatch import DispatchServicer, Terms
+from rara_scheduler.transport.rate import RateInterceptor, Rates
 from rara_scheduler.transport.workflow import WorkflowServicer
 from rara_scheduler.watch_hub import ChangeHub
 from rara_scheduler.watching import Watching
@@ -319,6 +320,10 @@ class Scheduler:
         interceptors = [*self._telemetry.interceptors]
         if self._authenticator is not None:
             interceptors.append(AuthInterceptor(self._authenticator))
+        rates = Rates(self._settings.rate_limit_per_s, self._settings.rate_limit_burst)
+        interceptors.append(
+            RateInterceptor(rates, self._settings.rate_limit_per_s)
+        )  # inside, where callers have names
         server = grpc.aio.server(interceptors=interceptors, options=_server_options(self._settings))
         dispatch_pb2_grpc.add_DispatchServiceServicer_to_server(self._dispatch_servicer, server)
         workflow_pb2_grpc.add_WorkflowServiceServicer_to_server(self._workflow_servicer, server)

@@ -30,6 +30,11 @@ class Settings(BaseSettings):
     """`tokens`: every call needs a bearer token, made by `rara token create`, whose role may make it."""
     token_recheck_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     """How soon a token that was revoked or has expired stops, streams included."""
+    rate_limit_per_s: Positive = 1000.0
+    """Calls a second of one caller (a token's name, else an address) that start or retry runs, register definitions or
+    begin uploads; over it they are refused with `RATE_LIMITED` and when to try again."""
+    rate_limit_burst: Annotated[int, Field(ge=1)] = 5000
+    """Such calls that a caller who was quiet may make at once."""
     tls_cert: Path | None = None
     """Serve by TLS with this certificate and what leads to its authority: a PEM file, read again when it changes."""
     tls_key: Path | None = None

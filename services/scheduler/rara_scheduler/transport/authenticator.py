@@ -23,6 +23,7 @@ from rara_scheduler.store.tokens import StoredToken
 log = structlog.get_logger(__name__)
 
 MAX_KNOWN: Final = 10_000
+MAX_LOOK_UPS: Final = 2  # at once: strangers must not take all connections of those who are known
 _SCHEME: Final = "bearer"
 
 
@@ -68,6 +69,7 @@ class Authenticator:
         self._known: OrderedDict[bytes, Credential] = OrderedDict()
         self._live: set[LiveCall] = set()
         self._used: set[str] = set()
+        self._look_ups = asyncio.Semaphore(MAX_LOOK_UPS)
 
     async def authenticate(self, authorization: list[str]) -> Credential:
         """What a call's `authorization` values stand for. Raises Fault: CREDENTIAL_INVALID, STORE_UNAVAILABLE."""
@@ -82,7 +84,8 @@ class Authenticator:
 
     async def _look_up(self, digest: bytes) -> Credential:
         asked_at = self._clock()
-        stored = await self._tokens.find(digest)
+        async with self._look_ups:
+            stored = await self._tokens.find(digest)
         # Found by its hash, which nobody can aim at; compared all the same, in constant time.
         if stored is None or not hmac.compare_digest(stored.hash, digest):
             self._known.pop(digest, None)
