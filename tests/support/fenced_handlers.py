@@ -32,7 +32,7 @@ def weights(size: int, epoch: int) -> bytes:
 @operation("fenced.train", version=V)
 async def train(job: Job) -> Any:
     """Goes on from the checkpoint's weights and log. The first attempt stops for ever in its middle."""
-    at = {"epoch": 0, "big": 2**53 + 1, "by": "python"}
+    at: dict[str, Any] = {"epoch": 0, "big": 2**53 + 1, "by": "python"}
     resumed = {"resumed_at": 0, "resumed_of": ""}
     log = ""
     if job.checkpoint is not None:
