@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rara.v1 import dispatch_pb2, job_pb2
-from rara_executor import app, connection, held_job, wire
+from rara_executor import app, blob_client, connection, held_job, wire
 from rara_executor.artifacts import JobArtifacts
 from rara_executor.blob_client import BlobClient
 from rara_executor.codes import Code
@@ -376,6 +376,29 @@ def uploads_nothing() -> None:
         pass
 
     put(BlobClient, "upload", upload)
+
+
+@breaks("inputs_with_other_bytes_are_refused")
+def trusts_what_comes() -> None:
+    put(blob_client._Download, "digest", lambda self: self.expected)
+
+
+@breaks("transfers_wait_for_the_artifact_service")
+def waits_for_nothing() -> None:
+    wrap(
+        BlobClient,
+        "__init__",
+        lambda original, self, channel, **named: original(self, channel, **{**named, "patience_s": 0.0}),
+    )
+
+
+@breaks("a_result_that_does_not_match_is_failed_under_its_number")
+def sends_it_again() -> None:
+    def refused(original: Any, self: Supervisor, refusal: dispatch_pb2.EventRefusal) -> None:
+        refusal.code = Code.BLOBS_MISSING
+        original(self, refusal)
+
+    wrap(Supervisor, "refused", refused)
 
 
 @breaks("inputs_are_read_from_the_blob_store")

@@ -26,7 +26,7 @@ CALM: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("size_bytes", "bound_s"),
     [
-        pytest.param(160 * MIB, 120.0, id="160 MiB"),
+        pytest.param(96 * MIB, 120.0, id="96 MiB"),
         pytest.param(2048 * MIB, 1500.0, id="2 GiB", marks=pytest.mark.soak),
     ],
 )

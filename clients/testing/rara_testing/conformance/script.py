@@ -133,7 +133,7 @@ class Script:
         secret: bool = False,
         **more: Any,
     ) -> job_pb2.JobRequest:
-        """secret: hand the planted one over, as `probe`. artifacts: {name, text, inline}."""
+        """secret: hand the planted one over, as `probe`. artifacts: {name, text, inline, but}."""
         request = job(
             token + self.base,
             kind,
@@ -146,10 +146,17 @@ class Script:
         self._leases[token] = request.lease
         return request
 
-    def _artifact(self, name: str, text: str, inline: bool = False) -> common_pb2.Artifact:
-        if not inline:
-            self._scheduler.blobs.add(text.encode())
-        return blob_artifact(name, text.encode(), inline=inline)
+    def _artifact(
+        self, name: str, text: str, inline: bool = False, but: str | None = None
+    ) -> common_pb2.Artifact:
+        """but: the bytes that come in the place of those that the digest names."""
+        artifact = blob_artifact(name, text.encode(), inline=inline)
+        given = (text if but is None else but).encode()
+        if inline:
+            artifact.inline = given
+        else:
+            self._scheduler.blobs.blobs[artifact.digest.sha256] = given
+        return artifact
 
     async def do_acknowledge(self, token: int, through: int, missing: tuple[int, ...] = ()) -> None:
         """Acknowledge a lease's events up to a number, but for the missing ones."""
@@ -389,6 +396,10 @@ class Script:
         """These bytes (or the probe's pattern of that size) are in the blob store."""
         data = text.encode() or pattern(size)
         assert digest_of(data).sha256 in self._scheduler.blobs.blobs, "the blob store does not have them"
+
+    async def do_fail_blobs(self, statuses: list[str]) -> None:
+        """The next calls of the artifact service end with these statuses, one each."""
+        self._scheduler.blobs.fail = [grpc.StatusCode[name] for name in statuses]
 
     async def do_drop_blobs(self) -> None:
         """The blob store loses all that it has."""
