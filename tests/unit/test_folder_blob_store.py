@@ -8,7 +8,7 @@ import hashlib
 import os
 import random
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -115,6 +115,29 @@ async def test_a_store_that_is_away_says_so(store: FolderBlobStore, tmp_path: Pa
     assert caught.value.retry_after_s == 5.0
 
 
+async def test_a_mount_that_is_missing_is_no_empty_store(store: FolderBlobStore, tmp_path: Path) -> None:
+    """Else every blob would count as lost, and all would be made again."""
+    digest = await put(store, b"abc")
+    (tmp_path / "blobs").rename(tmp_path / "unmounted")
+    (tmp_path / "blobs").mkdir()  # the mount's point
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: store.size(digest.sha256),
+        lambda: store.fingerprint(digest.sha256),
+        lambda: store.verify(digest),
+        lambda: get(store, digest),
+        lambda: put(store, b"abd"),
+        lambda: store.uploaded_bytes(new_upload()),
+        lambda: anext(store.stored()),
+        lambda: anext(store.leftovers()),
+    ]
+    for call in calls:
+        with pytest.raises(BlobStoreUnavailable, match="its folder is gone"):
+            await call()
+    (tmp_path / "blobs").rmdir()
+    (tmp_path / "unmounted").rename(tmp_path / "blobs")
+    assert await store.verify(digest)
+
+
 _WRITER = """
 import asyncio, hashlib, random, sys
 from pathlib import Path
@@ -152,23 +175,53 @@ async def test_an_upload_survives_the_kill_of_its_writer(store: FolderBlobStore,
     assert await get(store, digest_of(data)) == data
 
 
+_WRITES_ON = """
+import asyncio, hashlib, random, sys, uuid
+from pathlib import Path
+from rara_scheduler.blobs import BlobDigest, FolderBlobStore
+
+async def main(root, seed):
+    store = FolderBlobStore(Path(root))
+    await store.prepare()
+    draw = random.Random(seed)
+    while True:
+        data = random.Random(draw.randrange(40)).randbytes(60_000)  # others write the same ones
+        digest = BlobDigest(hashlib.sha256(data).hexdigest(), len(data))
+        async with store.write(str(uuid.uuid4()), digest) as writer:
+            for start in range(0, len(data), 20_000):
+                await writer.append(data[start : start + 20_000])
+            await writer.keep()
+        print("kept", digest.sha256)
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.soak)])
 async def test_whenever_a_writer_is_killed_every_blob_is_whole(
-    store: FolderBlobStore, tmp_path: Path
+    store: FolderBlobStore, tmp_path: Path, kills: int
 ) -> None:
-    data = random.Random(6).randbytes(2_000_000)
-    digest = digest_of(data)
+    """Two processes write the same blobs over and over; each kill hits one of them anywhere in append or keep."""
+    draw = random.Random(kills)
     root = str(tmp_path / "blobs")
+    kept: set[str] = set()
     async with Processes(tmp_path / "logs") as processes:
-        for kill_at in (100_000, 1_900_000, 2_000_000, 2_000_000):  # the last two: around the publishing
-            writer = await processes.python(
-                "writer", _WRITER, root, new_upload(), "all", ready=f"at {kill_at}"
-            )
+        other = await processes.python("other", _WRITES_ON, root, "0", ready="kept")
+        for seed in range(1, kills + 1):
+            writer = await processes.python("writer", _WRITES_ON, root, str(seed), ready="kept")
+            await asyncio.sleep(draw.uniform(0, 0.05))  # where the kill falls
             await writer.kill_and_wait()
-            if await store.size(digest.sha256) is not None:
-                assert await store.verify(digest)
-                await store.remove(digest.sha256)
-    await put(store, data)
-    assert await store.verify(digest)
+            kept.update(line.removeprefix("kept ") for line in writer.lines if len(line) == 69)
+            found = [blob async for page in store.stored() for blob in page]
+            assert kept <= {blob.sha256 for blob in found}
+            for blob in found:
+                assert await store.verify(BlobDigest(blob.sha256, 60_000)), blob
+        await other.kill_and_wait()
+    begun = {leftover.upload_id async for page in store.leftovers() for leftover in page}
+    assert len(begun) <= kills + 1
+    for upload_id in begun:
+        assert await store.discard(upload_id)
+    assert files_in(tmp_path / "blobs" / "partial") == []
 
 
 def test_blobs_are_durable_before_they_have_their_name(

@@ -165,6 +165,28 @@ async def test_bytes_whose_row_could_not_be_written_need_only_a_finish(service: 
     assert await missing(service, digest) == []
 
 
+async def test_bytes_that_are_removed_while_they_are_recorded_are_asked_for_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a collection of garbage may do, in a store that removes without a condition."""
+    data = data_of(200_000)
+    record = service.rows.record
+
+    async def record_too_late(*arguments: Any) -> None:
+        await record(*arguments)
+        service.path_of(digest_of(data)).unlink()
+
+    upload_id = await create(service, digest_of(data))
+    with monkeypatch.context() as patch:
+        patch.setattr(service.rows, "record", record_too_late)
+        refusal = await refused(service.stub.WriteBlob(pieces(upload_id, data)))
+    assert refusal.reason == "STORE_UNAVAILABLE"
+    assert await missing(service, digest_of(data)) == [digest_of(data)]
+    assert await committed_bytes(service, upload_id) == 0
+    assert (await service.stub.WriteBlob(pieces(upload_id, data))).verified == digest_of(data)
+    assert await get(service, digest_of(data)) == data
+
+
 async def test_an_uploader_that_falls_silent_is_let_go_and_can_go_on(service: Service) -> None:
     data = data_of(300_000)
     upload_id = await create(service, digest_of(data))

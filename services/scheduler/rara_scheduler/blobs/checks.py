@@ -1,17 +1,19 @@
 """Whether stored bytes are still what their digest says, without reading each blob at each commit."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 
 import structlog
 
 from rara_scheduler.blobs.digest import BlobDigest
-from rara_scheduler.blobs.port import BlobStore
+from rara_scheduler.blobs.port import BlobStore, BlobStoreUnavailable
 from rara_scheduler.store.blobs import BlobRows
 
 log = structlog.get_logger(__name__)
 
 MAX_REMEMBERED = 10_000
+_CHECKS_AT_ONCE = 4
 # A larger blob that this process has not written or read is taken by its size: to read it would hold its step up
 # for minutes. Whoever reads it later hashes it all the same.
 MAX_UNKNOWN_BYTES = 1 << 30
@@ -29,8 +31,17 @@ class BlobChecks:
         self._hashed: OrderedDict[BlobDigest, Hashable] = OrderedDict()
 
     async def hashed(self, digest: BlobDigest) -> None:
-        """Its bytes have just been hashed, and are right."""
-        self._remember(digest, await self._store.fingerprint(digest.sha256))
+        """Its bytes have just been hashed, and are right; and its row says so.
+
+        Raises BlobStoreUnavailable when they are gone again: a collection of garbage was about to remove them when
+        they came, and no store of objects can be told to remove others than these.
+        """
+        fingerprint = await self._store.fingerprint(digest.sha256)
+        if fingerprint is None and await self.report(
+            digest, "its bytes were removed while they were stored again"
+        ):
+            raise BlobStoreUnavailable("the bytes were removed as garbage just now; upload them again")
+        self._remember(digest, fingerprint)
 
     async def damaged(self, digests: Iterable[BlobDigest]) -> list[BlobDigest]:
         """Of the blobs that count, those whose bytes have changed.
@@ -39,7 +50,15 @@ class BlobChecks:
         """
         wanted = list(dict.fromkeys(digests))
         known = await self._rows.known(wanted)
-        return [digest for digest in wanted if digest in known and await self._is_damaged(digest)]
+        slots = asyncio.Semaphore(_CHECKS_AT_ONCE)  # a look at a store of objects takes its milliseconds
+
+        async def is_damaged(digest: BlobDigest) -> bool:
+            async with slots:
+                return await self._is_damaged(digest)
+
+        looked_at = [digest for digest in wanted if digest in known]
+        found = await asyncio.gather(*(is_damaged(digest) for digest in looked_at))
+        return [digest for digest, damaged in zip(looked_at, found, strict=True) if damaged]
 
     async def _is_damaged(self, digest: BlobDigest) -> bool:
         fingerprint = await self._store.fingerprint(digest.sha256)

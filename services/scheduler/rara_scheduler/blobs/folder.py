@@ -50,7 +50,7 @@ class FileThreads:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix="blobs")
 
     async def run(self, work: Callable[[], T], *, undo: Callable[[T], None] | None = None) -> T:
-        """Run in a thread. Raises BlobStoreUnavailable for any OSError but FileNotFoundError.
+        """Run in a thread. Raises BlobStoreUnavailable for any OSError.
 
         When cancelled, it waits for the thread first, which may be using a file that the caller is to close; a
         result that nobody takes then goes to `undo`.
@@ -59,12 +59,14 @@ class FileThreads:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            await asyncio.wait({future})
+            while not future.done():
+                with suppress(asyncio.CancelledError):  # cancelled again: the thread still has the file
+                    await asyncio.wait({future})
             if undo is not None and future.exception() is None:
                 undo(future.result())
             raise
-        except FileNotFoundError:
-            raise
+        except FileNotFoundError as error:  # what can be absent says so itself
+            raise BlobStoreUnavailable("its folder is gone") from error
         except OSError as error:
             raise BlobStoreUnavailable(error.strerror or type(error).__name__) from error
 
@@ -114,7 +116,7 @@ class FolderBlobStore:
             os.close(fd)  # the lock ends with it
 
     async def uploaded_bytes(self, upload_id: str) -> int:
-        return await self._threads.run(partial(_size, self._partial_path(upload_id))) or 0
+        return await self._threads.run(partial(_size, self._partial_path(upload_id), self._partial)) or 0
 
     async def is_being_written(self, upload_id: str) -> bool:
         return await self._threads.run(partial(_is_locked, self._partial_path(upload_id)))
@@ -125,16 +127,18 @@ class FolderBlobStore:
     # ------------------------------------------------------------ blobs
 
     async def size(self, sha256: str) -> int | None:
-        return await self._threads.run(partial(_size, self._blob_path(sha256)))
+        return await self._threads.run(partial(_size, self._blob_path(sha256), self._blobs))
 
     async def fingerprint(self, sha256: str) -> tuple[int, ...] | None:
-        return await self._threads.run(partial(_fingerprint, self._blob_path(sha256)))
+        return await self._threads.run(partial(_fingerprint, self._blob_path(sha256), self._blobs))
 
     async def read(
         self, sha256: str, *, offset: int = 0, limit: int | None = None
     ) -> AsyncGenerator[bytes, None]:
         path = self._blob_path(sha256)
-        fd = await self._threads.run(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), undo=os.close)
+        fd = await self._threads.run(partial(_open_to_read, path, self._blobs), undo=_close)
+        if fd is None:
+            raise FileNotFoundError(sha256)
         end = None if limit is None else offset + limit
         try:
             while end is None or offset < end:
@@ -182,8 +186,6 @@ class FolderBlobStore:
         try:
             while page := await self._threads.run(lambda: list(islice(items, LISTED_AT_ONCE))):
                 yield page
-        except FileNotFoundError as error:
-            raise BlobStoreUnavailable("its folder is gone") from error
         finally:
             items.close()
 
@@ -301,9 +303,12 @@ def _discard(path: Path) -> bool:
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
+        if os.path.samestat(os.fstat(fd), path.stat()):  # as above: else it is another's by now, or nobody's
+            path.unlink()
     except BlockingIOError:
         return False
+    except FileNotFoundError:
+        pass
     finally:
         os.close(fd)
     return True
@@ -323,20 +328,37 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _size(path: Path) -> int | None:
+def _facts(path: Path, folder: Path) -> os.stat_result | None:
+    """None: there is no such file. Raises FileNotFoundError when the store's folder is not there, as without a mount.
+
+    Else every blob of a store that is away would count as lost.
+    """
     try:
-        return path.stat().st_size
+        return path.stat()
     except FileNotFoundError:
+        folder.stat()
         return None
 
 
-def _fingerprint(path: Path) -> tuple[int, ...] | None:
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
+def _size(path: Path, folder: Path) -> int | None:
+    facts = _facts(path, folder)
+    return None if facts is None else facts.st_size
+
+
+def _fingerprint(path: Path, folder: Path) -> tuple[int, ...] | None:
+    facts = _facts(path, folder)
+    if facts is None:
         return None
     # The change time too: whoever sets a file's modification time back does not set that back.
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _open_to_read(path: Path, folder: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        folder.stat()
+        return None
 
 
 def _stored_blobs(folder: Path) -> Generator[StoredBlob, None, None]:
@@ -370,7 +392,7 @@ def _modified_at(facts: os.stat_result) -> datetime:
 def _remove_blob(path: Path, only: Hashable | None) -> bool:
     try:
         with _locked_folder(path.parent):
-            if only is not None and _fingerprint(path) not in (None, only):
+            if only is not None and _fingerprint(path, path.parent) not in (None, only):
                 return False
             path.unlink(missing_ok=True)
     except FileNotFoundError:  # the folder

@@ -45,7 +45,7 @@ _CALL_THREADS: Final = 32
 _JOIN_THREADS: Final = 2  # blobs made from pieces at one time: each holds a few parts in memory
 _BUSY_WAIT_S: Final = 10.0
 _BUSY_LOOK_S: Final = 0.05
-_JOIN_STOP_S: Final = 90.0  # it looks after every block whether to stop
+_STOP_S: Final = 90.0  # work looks between its requests whether to stop
 _UPLOAD_ID = re.compile(r"[0-9a-f-]{1,64}")
 _BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 _PIECE_KEY = re.compile(r"partial/([0-9a-f-]{1,64})/([0-9]{15})")
@@ -201,15 +201,19 @@ class S3BlobStore:
     async def remove(self, sha256: str, *, only: Hashable | None = None) -> bool:
         """With `only`, a blob stored again in the moment between look and removal goes too: S3 has no better answer.
 
-        Whoever records a blob looks for it once more afterwards.
+        Whoever records a blob looks for it once more afterwards. When cancelled, it waits: no removal comes late.
         """
-        return await self.run(partial(self._remove, blob_key(sha256), only))
+        stop = threading.Event()
+        work = partial(self._remove, blob_key(sha256), only, stop)
+        return await self._ended(self._calls, work, stop)
 
-    def _remove(self, key: str, only: Hashable | None) -> bool:
+    def _remove(self, key: str, only: Hashable | None, stop: threading.Event) -> bool:
         if only is not None:
             facts = self.objects.facts(key)
             if facts is not None and _fingerprint(facts) != only:
                 return False
+        if stop.is_set():
+            raise _Stopped
         self.objects.delete([key])
         return True
 
@@ -248,13 +252,17 @@ class S3BlobStore:
         return await asyncio.get_running_loop().run_in_executor(self._calls, work)
 
     async def join(self, work: Callable[[], T], stop: threading.Event) -> T:
-        """In a thread for long work. When cancelled it sets `stop`, and waits for the work to see it."""
-        future = asyncio.get_running_loop().run_in_executor(self._joins, work)
+        """In a thread for long work; else as `_ended`."""
+        return await self._ended(self._joins, work, stop)
+
+    async def _ended(self, threads: ThreadPoolExecutor, work: Callable[[], T], stop: threading.Event) -> T:
+        """In a thread. When cancelled it sets `stop`, and waits for the work to see it."""
+        future = asyncio.get_running_loop().run_in_executor(threads, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             stop.set()
-            await asyncio.wait({future}, timeout=_JOIN_STOP_S)
+            await asyncio.wait({future}, timeout=_STOP_S)
             if future.done() and not future.cancelled():
                 future.exception()  # seen
             raise
@@ -265,7 +273,7 @@ class _WrongBytes(Exception):
 
 
 class _Stopped(Exception):
-    """As above, since nobody waits for the object any more."""
+    """Raised before the next request of work that nobody waits for any more."""
 
 
 class S3Writer:

@@ -22,6 +22,7 @@ from rara_scheduler.store.blobs import BlobRows, Upload, UploadLease, UploadLeas
 log = structlog.get_logger(__name__)
 
 _CANDIDATES = 5  # open uploads of one digest that are looked at for one to go on with
+_LOOKS_AT_ONCE = 16  # of one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,15 @@ class BlobTransfers:
     async def missing(self, digests: Sequence[BlobDigest]) -> list[BlobDigest]:
         """Those that do not count, or whose bytes are gone; in the given order."""
         known = await self._rows.known(digests)
-        return [digest for digest in digests if digest not in known or not await self._is_stored(digest)]
+        slots = asyncio.Semaphore(_LOOKS_AT_ONCE)  # a look at a store of objects takes its milliseconds
+
+        async def is_stored(digest: BlobDigest) -> bool:
+            async with slots:
+                return await self._is_stored(digest)
+
+        found = await asyncio.gather(*(is_stored(digest) for digest in known))
+        there = {digest for digest, is_there in zip(known, found, strict=True) if is_there}
+        return [digest for digest in digests if digest not in there]
 
     async def _is_stored(self, digest: BlobDigest) -> bool:
         return await self._store.size(digest.sha256) == digest.size_bytes
