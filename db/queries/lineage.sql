@@ -1,7 +1,8 @@
 -- name: lineage_moment
--- What a walk sees, for its later pages, and the bound ($1 milliseconds) of each of its statements.
+-- What a walk sees, for its later pages. Bounds its statements: $1 milliseconds and one process each.
 select pg_current_snapshot()::text as snapshot, pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next_xid,
-       set_config('statement_timeout', $1::int::text, true);
+       set_config('statement_timeout', $1::int::text, true),
+       set_config('max_parallel_workers_per_gather', '0', true);
 
 -- name: lineage_at_digests
 -- Edges of the digests $1, which are in order: $2 true for the steps that made them, false for those that used them.
@@ -48,25 +49,29 @@ select f.sha256, f.step_run_id::text, f.name, f.derived_from
 
 -- name: read_lineage_edges
 -- The edges ($1 digest, $2 step, $3 produced, $4 name), in that order, with what people want to know of each.
-select l.sha256, l.size_bytes, l.name, l.workflow_run_id::text, l.step_run_id::text, l.attempt, l.produced, l.declared,
-       l.derived_from, s.step_name, w.definition, w.definition_version, q.kind, i.place,
-       coalesce(
-           case when l.produced
-                then (select a.type from rara.artifact a
-                       where a.step_run_id = l.step_run_id and a.attempt = l.attempt and a.name = l.name)
-           end,
-           (select a.type from rara.run_artifact a
-             where a.workflow_run_id = l.workflow_run_id and a.sha256 = l.sha256 limit 1),
-           (select a.type from rara.artifact a where a.sha256 = l.sha256 limit 1),
-           '') as artifact_type
+-- Each is looked up by its key: together they would be joined by scans of whole tables.
+select l.*
   from unnest($1::text[], $2::uuid[], $3::bool[], $4::text[]) with ordinality
        as i (sha256, step_run_id, produced, name, place)
-  join rara.lineage l on l.sha256 = i.sha256 and l.step_run_id = i.step_run_id
-                     and l.produced = i.produced and l.name = i.name
-  join rara.step_run s on s.step_run_id = l.step_run_id
-  join rara.workflow_run w on w.workflow_run_id = l.workflow_run_id
-  join rara.route q on q.route_id = s.route_id
- order by i.place;
+ cross join lateral (
+       select e.sha256, e.size_bytes, e.name, e.workflow_run_id::text, e.step_run_id::text, e.attempt, e.produced,
+              e.declared, e.derived_from, s.step_name, w.definition, w.definition_version, q.kind, i.place,
+              coalesce(
+                  case when e.produced
+                       then (select a.type from rara.artifact a
+                              where a.step_run_id = e.step_run_id and a.attempt = e.attempt and a.name = e.name)
+                  end,
+                  (select a.type from rara.run_artifact a
+                    where a.workflow_run_id = e.workflow_run_id and a.sha256 = e.sha256 limit 1),
+                  (select a.type from rara.artifact a where a.sha256 = e.sha256 limit 1),
+                  '') as artifact_type
+         from rara.lineage e
+         join rara.step_run s on s.step_run_id = e.step_run_id
+         join rara.workflow_run w on w.workflow_run_id = e.workflow_run_id
+         join rara.route q on q.route_id = s.route_id
+        where e.sha256 = i.sha256 and e.produced = i.produced and e.step_run_id = i.step_run_id and e.name = i.name
+        limit 1) as l
+ order by l.place;
 
 -- name: lineage_digests_beginning
 -- The first and the last digest that begin with the hex digits $1: the same, if there is one.

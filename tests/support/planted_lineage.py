@@ -114,7 +114,9 @@ class PlantedLineage:
             if edge.step in set(steps) and edge.produced != upstream:
                 reach(edge, 1)
                 far[edge.word] = 1
-        for _ in range(len(self.edges) + 1):
+        before = None
+        while before != found:
+            before = dict(found)
             for near in self.edges:
                 at = far.get(near.word, depth) + 1
                 if near.produced != upstream or at > depth:

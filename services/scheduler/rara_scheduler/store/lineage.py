@@ -81,8 +81,11 @@ class LineageReads:
             )
         return str(first["sha256"]), int(first["size_bytes"])
 
-    async def size_of(self, sha256: str) -> int:
-        """Of an artifact; 0 where nothing made or used it."""
+    async def size_of(self, sha256: str, edges: Iterable[LineageEdge] = ()) -> int:
+        """Of an artifact, from these edges if they tell; 0 where nothing made or used it."""
+        for edge in edges:
+            if edge.sha256 == sha256:
+                return edge.size_bytes
         async with self._database.connection() as connection:
             rows = await connection.fetch(query("lineage_digests_beginning"), sha256)
         return int(rows[0]["size_bytes"]) if rows else 0

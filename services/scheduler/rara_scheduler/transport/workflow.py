@@ -276,14 +276,15 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
             sha256, size_bytes = await self._lineage.digest_beginning(start.what)
             start, began = Start("artifact", sha256), common_pb2.Digest(sha256=sha256, size_bytes=size_bytes)
         elif request.HasField("artifact"):
-            size_bytes = await self._lineage.size_of(start.what)
-            began = common_pb2.Digest(sha256=start.what, size_bytes=size_bytes)
+            began = common_pb2.Digest(sha256=start.what)
         try:
             found = await self._lineage.page(
                 start, upstream=wanted.upstream, depth=wanted.depth, after=after, size=size
             )
         except DataRefused:  # nothing else that was sent can be: it was checked
             raise invalid_token() from None
+        if began is not None and not began.size_bytes:
+            began.size_bytes = await self._lineage.size_of(start.what, found.edges)
         rows, token = lineage.lineage_page(request, found, size)
         return workflow_pb2.QueryLineageResponse(
             edges=rows, next_page_token=token, truncated=found.truncated and not token, artifact=began
