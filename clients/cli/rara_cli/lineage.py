@@ -31,8 +31,8 @@ _DIRECTIONS: Final[Mapping[Direction, workflow_pb2.LineageDirection.ValueType]] 
     "upstream": workflow_pb2.LINEAGE_DIRECTION_UPSTREAM,
     "downstream": workflow_pb2.LINEAGE_DIRECTION_DOWNSTREAM,
 }
-_WHOLE_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_SHORT_DIGEST: Final = re.compile(r"[0-9a-f]{8,63}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{8,64}")
+_WHOLE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,35 +84,62 @@ class Lineage:
 async def find_start(client: Client, arguments: Sequence[str], *, latest: bool) -> Start:
     """From DIGEST or its beginning, RUN, RUN NAME, or --latest with or without NAME."""
     if len(arguments) == (1 if latest else 2):
-        found = await find_artifact(client, arguments, latest=latest)
-        return Start(sha256=found.artifact.digest.sha256)
+        return await find_artifact_start(client, arguments, latest=latest)
     if len(arguments) != (0 if latest else 1):
         raise CommandError(
             Exit.USAGE, "USAGE", "give a DIGEST, a RUN, or RUN and NAME", "rara artifact list RUN -o wide"
         )
-    text = "" if latest else arguments[0].strip().lower().removeprefix("sha256:")
-    if _WHOLE_DIGEST.fullmatch(text):
-        return Start(sha256=text)
-    if _SHORT_DIGEST.fullmatch(text):
-        start = Start(prefix=text)
-        try:  # the beginning of a run's id may look the same
-            first = await _first_page(client, start, "upstream")
-            return Start(sha256=first.artifact.sha256)
-        except NotFound:
-            pass
-    return Start(workflow_run_id=await find_run(client, None if latest else text, latest=latest))
+    start = None if latest else await _from_digest(client, arguments[0])
+    if start is not None:
+        return start
+    try:
+        return Start(
+            workflow_run_id=await find_run(client, arguments[0] if arguments else None, latest=latest)
+        )
+    except CommandError as error:
+        if error.code == "RUN_NOT_FOUND" and _is_digest(arguments[0] if arguments else ""):
+            error.message = f"no artifact and {error.message}"
+        raise
 
 
 async def find_artifact_start(client: Client, arguments: Sequence[str], *, latest: bool) -> Start:
-    """The same, but no run."""
-    start = Start()
-    if not latest or len(arguments) == 1:
-        start = await find_start(client, arguments, latest=latest)
-    if not start.sha256:
+    """From DIGEST or its beginning, RUN NAME, or --latest NAME."""
+    if len(arguments) == (1 if latest else 2):
+        found = await find_artifact(client, arguments, latest=latest)
+        return Start(sha256=found.artifact.digest.sha256)
+    if latest or len(arguments) != 1 or not _is_digest(arguments[0]):
         raise CommandError(
-            Exit.USAGE, "USAGE", "give a DIGEST, or RUN and NAME", "rara artifact list RUN -o wide"
+            Exit.USAGE,
+            "USAGE",
+            "give a DIGEST, at least 8 digits of it, or RUN and NAME",
+            "rara artifact list RUN -o wide",
         )
+    start = await _from_digest(client, arguments[0])
+    if start is None:
+        raise _not_found(arguments[0])
     return start
+
+
+def _digits(text: str) -> str:
+    return text.strip().lower().removeprefix("sha256:")
+
+
+def _is_digest(text: str) -> bool:
+    return _DIGEST.fullmatch(_digits(text)) is not None
+
+
+async def _from_digest(client: Client, text: str) -> Start | None:
+    """None: it is none, or no artifact begins so; the beginning of a run's id may look the same."""
+    digits = _digits(text)
+    if not _is_digest(text):
+        return None
+    if len(digits) == _WHOLE:
+        return Start(sha256=digits)
+    try:
+        first = await _first_page(client, Start(prefix=digits), "upstream")
+    except NotFound:
+        return None
+    return Start(sha256=first.artifact.sha256)
 
 
 async def read_lineage(
@@ -146,10 +173,14 @@ async def _require_known(client: Client, start: Start) -> None:
     for direction in _DIRECTIONS:
         if (await _first_page(client, start, direction)).edges:
             return
-    raise CommandError(
+    raise _not_found(start.sha256)
+
+
+def _not_found(digest: str) -> CommandError:
+    return CommandError(
         Exit.NOT_FOUND,
         "ARTIFACT_NOT_FOUND",
-        f"no step made or used {start.sha256 or start.prefix}",
+        f"no step made or used {digest}",
         "rara artifact list RUN -o wide",
     )
 
