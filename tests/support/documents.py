@@ -17,8 +17,10 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 from rara_executor.settings import Settings as ExecutorSettings
 from rara_scheduler.domain import run, step
+from rara_scheduler.domain.tokens import Role
 from rara_scheduler.settings import Settings as SchedulerSettings
 from rara_scheduler.telemetry.catalogue import METRICS
+from rara_scheduler.transport import roles
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -151,7 +153,19 @@ def metrics_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def roles_table() -> str:
+    """A row for each method of a scheduler's port, by service."""
+    methods = {path: ", ".join(sorted(of)) for path, of in roles.ALLOWED.items()}
+    methods |= dict.fromkeys(roles.OPEN, "anybody")
+    everybody = ", ".join(sorted(Role))
+    lines = ["| Method | Roles |", "| --- | --- |"]
+    for path, who in sorted(methods.items()):
+        lines.append(f"| `{path.removeprefix('/')}` | {'all' if who == everybody else who} |")
+    return "\n".join(lines) + "\n"
+
+
 MADE: dict[str, Callable[[], str]] = {
+    "roles": roles_table,
     "step-states": lambda: states_table(step.TRANSITIONS, step.StepState, step.StepEvent),
     "step-diagram": lambda: states_diagram(step.TRANSITIONS, step.StepState),
     "run-states": lambda: states_table(run.TRANSITIONS, run.RunState, run.RunEvent),

@@ -23,6 +23,7 @@ _BY_SERVICE: Final[Mapping[str, Mapping[str, frozenset[Role]]]] = {
         "GetDefinition": _PEOPLE,
         "ListDefinitions": _PEOPLE,
         "StartRun": _PEOPLE,
+        "BatchStartRuns": _PEOPLE,
         "GetRun": _PEOPLE,
         "ListRuns": _PEOPLE,
         "CancelRun": _PEOPLE,
