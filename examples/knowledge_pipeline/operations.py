@@ -12,7 +12,7 @@ from typing import Any, Final
 from rara_executor import BlockingJob, Retryable, Terminal, operation
 
 from knowledge_pipeline import adaptation, corpus, ledger, records, reports
-from knowledge_pipeline.fulltext import Builder, CleanDocument, CleanPassage, Index, Settings
+from knowledge_pipeline.fulltext import TOKENIZERS, Builder, CleanDocument, CleanPassage, Index, Settings
 from knowledge_pipeline.passages import split
 from knowledge_pipeline.retrieval import HARDEST_KEPT, MISSED, Scores, halves, rank_of
 
@@ -28,6 +28,8 @@ OPTIONS: Final[Mapping[str, object]] = {
         "max_file_bytes": {"type": "integer", "minimum": 1, "maximum": 256 * 1024 * 1024},
         # A file in which effects are written down; without it, there are none.
         "ledger": {"type": ["string", "null"], "minLength": 1},
+        # How the index takes words apart; without it, as the settings' defaults say.
+        "tokenizer": {"type": ["string", "null"], "enum": [*TOKENIZERS, None]},
     },
 }
 
@@ -138,11 +140,14 @@ def clean(job: BlockingJob) -> dict[str, object]:
     return summary
 
 
-@operation("index.build", version="1.0.0", input_schema=_input(documents=COUNT, passages=COUNT))
+@operation(
+    "index.build", version="1.1.0", input_schema=_input(documents=COUNT, passages=COUNT, options=OPTIONS)
+)
 def index(job: BlockingJob) -> dict[str, object]:
-    """Build the full-text index with the default settings, as the artifact `index`."""
+    """Build the full-text index with the tokenizer that was asked for, as the artifact `index`."""
     expected = job.input["documents"]
-    settings = Settings()
+    tokenizer = (job.input["options"] or {}).get("tokenizer")
+    settings = Settings() if tokenizer is None else Settings(tokenizer)
     path = job.scratch / "index.sqlite"
     documents, passages = _build(job, job.artifacts.open("documents").path, path, settings, expected)
     if (documents, passages) != (expected, job.input["passages"]):

@@ -94,11 +94,81 @@ async def test_the_demo_goes_from_an_empty_folder_to_figures_artifacts_and_linea
         assert artifact["digest"]["sha256"][:12] in ended.out
 
 
+async def test_the_demo_ends_with_the_lineage_of_its_index(plain: tuple[Ended, Any, Path]) -> None:
+    ended, result, _ = plain
+    digest = {artifact["name"]: artifact["digest"]["sha256"] for artifact in result["artifacts"]}
+    lineage = result["index_lineage"]
+    assert lineage["artifact"]["sha256"] == digest["index"]
+    assert lineage["is_complete"]
+    run_id = result["run"]["workflow_run_id"]
+    upstream, downstream = (
+        {
+            (edge["step_name"], edge["artifact_name"], edge["artifact"]["sha256"], edge["produced"])
+            for edge in lineage[direction]
+            if edge["workflow_run_id"] == run_id
+        }
+        for direction in ("upstream", "downstream")
+    )
+    assert upstream == {
+        ("index", "index", digest["index"], True),
+        ("index", "documents", digest["documents"], False),
+        ("clean", "documents", digest["documents"], True),
+        ("clean", "corpus", digest["corpus"], False),
+        ("collect", "corpus", digest["corpus"], True),
+    }
+    assert {(step, name, produced) for step, name, _, produced in downstream} == {
+        ("evaluate", "index", False),
+        ("evaluate", "metrics", True),
+        ("evaluate", "report", True),
+        ("adapt", "baseline", False),
+        ("adapt", "model", True),
+        ("adapt", "report", True),
+    }
+    tree = ended.out.split("\nWhere the index comes from")[1].split("\nThe same pipeline")[0]
+    for name in ("documents", "corpus", "metrics", "model"):
+        assert f"{name}  {digest[name][:12]}" in tree
+
+
+async def test_the_demo_ends_with_what_one_changed_parameter_makes_of_a_second_run(
+    plain: tuple[Ended, Any, Path],
+) -> None:
+    ended, result, _ = plain
+    comparison = result["comparison"]
+    assert comparison["result"] == "different"
+    assert comparison["given"] == [{"kind": "input", "what": "/tokenizer", "b": "porter"}]
+    assert [(step["step_name"], step["verdict"]) for step in comparison["steps"]] == [
+        ("index", "cause"),
+        ("evaluate", "consequence"),
+        ("adapt", "consequence"),
+        ("collect", "same_result"),
+        ("clean", "same"),
+    ]
+    steps = {step["step_name"]: step for step in comparison["steps"]}
+    assert steps["index"]["causes"] == comparison["given"]
+    followed = {
+        name: [cause["what"] for cause in steps[name]["causes"] if cause["kind"] == "upstream"]
+        for name in ("evaluate", "adapt")
+    }
+    assert followed == {"evaluate": ["index"], "adapt": ["evaluate"]}
+    changes = {(change["kind"], change["what"]): change for change in steps["evaluate"]["changes"]}
+    mrr, metrics = changes["output", "/mrr"], changes["artifact", "metrics"]
+    assert mrr["a"] == result["figures"]["mrr"]
+    assert mrr["delta"] == pytest.approx(mrr["b"] - mrr["a"], abs=1e-12) != 0
+    first = {artifact["name"]: artifact["digest"]["sha256"] for artifact in result["artifacts"]}
+    assert metrics["a"]["sha256"] == first["metrics"] != metrics["b"]["sha256"]
+    kept = f"collect and clean made the same bytes again: corpus {first['corpus'][:12]}, documents"
+    assert f"{kept} {first['documents'][:12]}.\n" in ended.out
+    assert (
+        '3 of 5 steps differ: index because of input /tokenizer none → "porter";'
+        " evaluate and adapt follow from that.\n"
+    ) in ended.out
+
+
 async def test_what_the_demo_prints_into_a_pipe_is_plain_and_short(plain: tuple[Ended, Any, Path]) -> None:
     ended, _, _ = plain
     assert "\x1b" not in ended.out
     assert "\r" not in ended.out
-    assert 20 < len(ended.lines) < 60
+    assert 20 < len(ended.lines) < 110
     assert max(len(line) for line in ended.lines) <= 120
 
 
@@ -145,10 +215,19 @@ async def test_the_demo_cleans_in_go_or_in_python_with_the_same_result_and_says_
     assert _executors(in_go) == ["demo", "demo-go", "demo", "demo", "demo"]
     assert _executors(in_python) == ["demo"] * 5
     assert _cleaned(in_go) == _cleaned(in_python)
+    # Byte for byte, and so is all that was made of it.
+    assert _made(in_go) == _made(in_python)
 
 
 def _executors(result: Any) -> list[str]:
     return [step["step_run"]["executor_name"] for step in result["steps"]]
+
+
+def _made(result: Any) -> list[tuple[str, str, str]]:
+    return [
+        (artifact["step_name"], artifact["name"], artifact["digest"]["sha256"])
+        for artifact in result["artifacts"]
+    ]
 
 
 def _cleaned(result: Any) -> tuple[Any, list[Any]]:
@@ -221,6 +300,7 @@ async def test_the_crash_demo_recovers_from_both_kills_with_one_result_a_step(tm
         "evaluate": ["LEASE_EXPIRED", ""],
         "adapt": [""],
     }
+    assert result["comparison"] is None  # one run is enough to be crashed
     assert result["crash"]["effects"]["done"] == {
         "open-evaluation": 1,
         "open-experiment": 1,

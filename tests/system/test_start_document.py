@@ -81,7 +81,7 @@ async def typed(command: str, folder: Path, address: str) -> str:
 async def test_the_commands_of_the_running_stack_work_as_written(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     lines = commands("3. ")
-    assert len(lines) == 7
+    assert len(lines) == 10
     async with dev_up(tmp_path) as address:
         said = {
             line.split()[1] + " " + line.split()[2]: await typed(line, tmp_path, address)
@@ -92,6 +92,11 @@ async def test_the_commands_of_the_running_stack_work_as_written(tmp_path: Path)
     assert "succeeded" in said["run start"]
     assert "# Which settings find most" in said["artifact cat"]
     assert "knowledge-pipeline" in said["ps"]
+    assert "used by evaluate" in said["artifact lineage"]
+    assert said["run compare"].splitlines()[-1] == (
+        '3 of 5 steps differ: index because of input /tokenizer none → "porter";'
+        " evaluate and adapt follow from that."
+    )
     assert (tmp_path / ".rara" / "postgres").is_dir()
 
 

@@ -18,6 +18,7 @@ from rara_cli.jsondiff import (
     parse,
     plain,
     short,
+    short_pair,
     split,
 )
 
@@ -106,6 +107,21 @@ def test_only_numbers_have_a_difference_and_it_is_exact() -> None:
     assert delta(ABSENT, 2) is None
     assert delta_text(Decimal("0.02")) == "+0.02"
     assert delta_text(Decimal(-3)) == "-3"
+    assert delta_text(Decimal("0.037974683544303")) == "+0.0380"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "texts"),
+    [
+        (1, 2, ("1", "2")),
+        (Decimal("0.12345678901"), Decimal("0.12345678902"), ("0.12345678901", "0.12345678902")),
+        ("x" * 50 + "left", "x" * 50 + "right", ('…"xxxxxxxxleft"', '…"xxxxxxxxright"')),
+        ("ab" * 32, "ab" * 31 + "cd", ('…"ababababab"', '…"ababababcd"')),
+        ([1], [1, 2], ("[1 items]", "[2 items]")),
+    ],
+)
+def test_two_values_that_differ_look_different(a: object, b: object, texts: tuple[str, str]) -> None:
+    assert short_pair(a, b) == texts
 
 
 @pytest.mark.parametrize(
@@ -117,13 +133,15 @@ def test_only_numbers_have_a_difference_and_it_is_exact() -> None:
         (12, "12", 12),
         (Decimal("0.50"), "0.50", 0.5),
         (Decimal("1e999"), "1E+999", "1E+999"),
-        (10**40, "1.000000e+40", 10**40),
+        (10**40, "1.00000e+40", 10**40),
+        (Decimal("0.810126582278481"), "0.810127", 0.810126582278481),
+        ("ab" * 32, "abababababab", "ab" * 32),
         ("a\x1b[31m", '"a\ufffd[31m"', "a\x1b[31m"),
         ("x" * 500, '"' + "x" * 40 + '…"', '"' + "x" * 40 + '…"'),
         ({"a": 1, "b": 2}, "{2 keys}", "{2 keys}"),
         ([1], "[1 items]", "[1 items]"),
-        (Unread(5000), "4.9 KiB left out", "4.9 KiB left out"),
-        (Unread(7, "no JSON"), "7 B that are no JSON", "7 B that are no JSON"),
+        (Unread(5000), "5,000 bytes left out", "5,000 bytes left out"),
+        (Unread(7, "no JSON"), "7 bytes that are no JSON", "7 bytes that are no JSON"),
     ],
 )
 def test_values_are_short(value: object, text: str, in_json: object) -> None:

@@ -50,7 +50,7 @@ def chain(tmp_path: Path, options: dict[str, object] | None) -> dict[str, tuple[
 
     out = run("collect", operations.collect, {"options": options})
     out = run("clean", operations.clean, {"documents": out["documents"]}, corpus=made("collect", "corpus"))
-    counts = {"documents": out["documents"], "passages": out["passages"]}
+    counts = {"documents": out["documents"], "passages": out["passages"], "options": options}
     out = run("index", operations.index, counts, documents=made("clean", "documents"))
     asked = {"documents": out["documents"], "options": options}
     run("evaluate", operations.evaluate, asked, index=made("index", "index"))
@@ -115,6 +115,22 @@ def test_all_documents_stay_findable_though_they_share_a_passage(tmp_path: Path,
     assert done["clean"][0]["duplicate_passages"] > 0
     with Index(done["index"][1].outputs["index"].path) as built:
         assert len(built.search("share")) == 40
+
+
+def test_the_tokenizer_is_the_index_s_alone(tmp_path: Path, folder: Path) -> None:
+    plain = chain(tmp_path / "plain", {"corpus": str(folder)})
+    stemmed = chain(tmp_path / "stemmed", {"corpus": str(folder), "tokenizer": "porter"})
+    assert stemmed["index"][0]["settings"] == {"tokenizer": "porter", "heading_weight": 1.0, "depth": 1}
+    made = {
+        (step, name): (stored.path.read_bytes(), stemmed[step][1].outputs[name].path.read_bytes())
+        for step in ("collect", "clean", "index")
+        for name, stored in plain[step][1].outputs.items()
+    }
+    assert {where: one == other for where, (one, other) in made.items()} == {
+        ("collect", "corpus"): True,
+        ("clean", "documents"): True,
+        ("index", "index"): False,
+    }
 
 
 def test_an_identical_copy_costs_no_passage_and_is_found_too(tmp_path: Path) -> None:
@@ -276,6 +292,8 @@ def test_a_python_without_fts5_is_told_so(
         ({"corpus": ["/texts"]}, False),
         ({"folder": "/texts"}, False),
         ({"max_file_bytes": 0}, False),
+        ({"tokenizer": "porter"}, True),
+        ({"tokenizer": "trigram"}, False),
         ("/texts", False),
     ],
 )
@@ -288,9 +306,11 @@ def test_the_first_step_refuses_input_that_no_step_understands(options: object, 
 def test_the_definition_names_the_operations_that_exist_and_binds_what_they_open() -> None:
     definition = load_definition(DEFINITION_FILE)
     offered = {
-        operation.kind for operation in DEFAULT.all() if operation.kind.startswith(("corpus.", "index."))
+        operation.kind: operation
+        for operation in DEFAULT.all()
+        if operation.kind.startswith(("corpus.", "index."))
     }
-    assert {step.kind for step in definition.steps} == offered
+    assert {step.kind for step in definition.steps} == offered.keys()
     assert [step.step_name for step in definition.steps] == ["collect", "clean", "index", "evaluate", "adapt"]
     bound = {
         step.step_name: [(b.name, b.from_step, b.from_name or b.name) for b in step.input_artifacts]
@@ -304,9 +324,12 @@ def test_the_definition_names_the_operations_that_exist_and_binds_what_they_open
         "adapt": [("documents", "clean", "documents"), ("baseline", "evaluate", "metrics")],
     }
     for step in definition.steps:
-        schema = DEFAULT.get(step.kind, "1.0.0")
-        assert schema is not None
-        assert set(json.loads(step.input_template.data)) == set((schema.input_schema or {})["required"])  # type: ignore[call-overload]  # a schema is plain JSON
+        operation = offered[step.kind]
+        assert operation.version.split(".")[: len(step.kind_version.split("."))] == step.kind_version.split(
+            "."
+        )
+        schema = operation.input_schema or {}
+        assert set(json.loads(step.input_template.data)) == set(schema["required"])  # type: ignore[call-overload]  # a schema is plain JSON
 
 
 def test_records_keep_lines_apart_whatever_is_in_them(tmp_path: Path) -> None:

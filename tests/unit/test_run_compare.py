@@ -511,7 +511,7 @@ def test_outputs_that_were_left_out_are_compared_by_size_and_said_to_be_so() -> 
     assert "not compared, since their outputs are large: index" in text_lines(equal)
     assert step_of(equal, "index").unread_bytes == 9000
     assert verdicts(longer)["index"] is V.UNEXPLAINED
-    assert "output 8.8 KiB left out → 8.8 KiB left out" in "\n".join(text_lines(longer))
+    assert "output 9,000 bytes left out → 9,001 bytes left out" in "\n".join(text_lines(longer))
 
 
 def test_an_output_that_is_absent_differs_from_null() -> None:

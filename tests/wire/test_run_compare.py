@@ -229,5 +229,10 @@ async def test_unfinished_equal_and_unknown_runs_are_told_apart(world: RunningSc
     assert (missing.code, missing.out) == (3, "")
     assert nowhere in missing.err
     assert "RUN_NOT_FOUND" in missing.err
-    usage = await rara("run", "compare", done, server=world.address)
-    assert usage.code == 2
+    for words in ([done], [], [done, done, done], [done, done, "--latest"]):
+        usage = await rara("run", "compare", *words, server=world.address)
+        assert (usage.code, usage.out) == (2, "")
+    for words in (["--latest"], [done, "--latest"]):
+        newest = await rara("run", "compare", *words, server=world.address)
+        ids = [line.split()[1] for line in newest.lines if line.startswith(("A ", "B "))]
+        assert ids == [done, waiting]

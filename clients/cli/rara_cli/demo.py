@@ -20,6 +20,7 @@ from rara_scheduler.embedded import EmbeddedPostgresError
 
 from rara_cli import words
 from rara_cli.democrash import LEASES, Crashes, write_corpus
+from rara_cli.demoending import CHANGED, Ending, fetch_ending
 from rara_cli.demogo import NotBuilt, build_go_executor
 from rara_cli.demoprint import print_outcome
 from rara_cli.demoresult import Outcome, faults, fetch_outcome, seconds_between
@@ -93,12 +94,19 @@ class _Demo:
             in_go = building is not None and await self._start_go_executor(stack, building)
             ready_s = say.elapsed_s
             crashes = Crashes(stack, client, say) if self._crash else None
-            run_id = await self._start_run(client, in_go=in_go)
+            definition = await self._register(client, in_go=in_go)
+            run_id = await self._start_run(client, definition)
             await _until_ended(self._follow(client, run_id, crashes.see if crashes else None), stack)
             outcome = await fetch_outcome(client, run_id)
             total_s = say.elapsed_s
+            second = None
+            if not self._crash and outcome.run.state == workflow_pb2.WORKFLOW_RUN_STATE_SUCCEEDED:
+                say.say("once more, with one parameter changed, to see what differs")
+                second = await self._start_run(client, definition, CHANGED)
+                await _until_ended(self._follow(client, second, None), stack)
+            ending = await fetch_ending(client, outcome, second)
             say.say("stopping the executor, the scheduler, PostgreSQL")
-        return self._conclude(outcome, crashes, result_path, ready_s=ready_s, total_s=total_s)
+        return self._conclude(outcome, ending, crashes, result_path, ready_s=ready_s, total_s=total_s)
 
     async def _prepare_corpus(self) -> None:
         if self._corpus is not None:
@@ -141,27 +149,34 @@ class _Demo:
         self._say.say(f"{GO_STEP} goes to the Go executor, the other steps to the Python one")
         return True
 
-    async def _start_run(self, client: Client, *, in_go: bool) -> str:
+    async def _register(self, client: Client, *, in_go: bool) -> workflow_pb2.Definition:
         wanted = load_definition(DEFINITION_FILE)
         if in_go:
             # A name of its own: whoever starts the pipeline in this folder later may have no Go.
             wanted.definition += "-go"
             (step,) = (step for step in wanted.steps if step.step_name == GO_STEP)
             step.executor_kind = "go"
-        definition = (await client.register_definition(wanted)).definition
-        options: Json = {"ledger": str(self._ledger)}
+        return (await client.register_definition(wanted)).definition
+
+    async def _start_run(
+        self, client: Client, definition: workflow_pb2.Definition, changed: Json | None = None
+    ) -> str:
+        """changed: options of a second run."""
+        options: Json = {"ledger": str(self._ledger), **(changed or {})}
         if self._corpus is not None:
             options["corpus"] = str(self._corpus.absolute())
         started = await client.start_run(
             definition.definition,
             options,
             definition_version=definition.version,
-            idempotency_key=self._key,
-            labels={"demo": "crash" if self._crash else "plain"},
+            idempotency_key=f"{self._key}-changed" if changed else self._key,
+            labels={"demo": "crash" if self._crash else "changed" if changed else "plain"},
         )
         run_id = started.run.workflow_run_id
+        what = ", ".join(f"{name}={value}" for name, value in (changed or {}).items())
+        with_what = f" with {what}" if what else ""
         self._say.say(
-            f"{definition.definition} version {definition.version} is registered; run {run_id} started"
+            f"run {run_id} of {definition.definition} version {definition.version} started{with_what}"
         )
         return run_id
 
@@ -192,6 +207,7 @@ class _Demo:
     def _conclude(
         self,
         outcome: Outcome,
+        ending: Ending | None,
         crashes: Crashes | None,
         result_path: Path,
         *,
@@ -205,6 +221,10 @@ class _Demo:
             "seconds": {"until_ready": round(ready_s, 3), "until_result": round(total_s, 3)},
             **outcome.to_json(),
         }
+        if ending is not None:
+            ending.print(self._say)
+            found += ending.faults()
+            result |= ending.to_json()
         if crashes is not None:
             crashes.print(outcome, self._ledger)
             found += crashes.faults(outcome, self._ledger)

@@ -1,16 +1,18 @@
 """Where two JSON values differ."""
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 from typing import Final, Literal
 
-from rara_cli.words import clean, size_text
+from rara_cli.words import clean
 
 _TEXT_CHARS: Final = 40
-_NUMBER_CHARS: Final = 24
+_NUMBER_CHARS: Final = 9
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class Absent(Enum):
@@ -118,11 +120,13 @@ def short(value: object) -> str:
             return "none"
         case Unread():
             what = "left out" if value.why == "large" else "that are no JSON"
-            return f"{size_text(value.size_bytes)} {what}"
+            return f"{value.size_bytes:,} bytes {what}"
         case dict():
             return f"{{{len(value):,} keys}}"
         case list():
             return f"[{len(value):,} items]"
+        case str() if _DIGEST.fullmatch(value):
+            return value[:12]
         case str():
             text = clean(value)
             return f'"{text}"' if len(text) <= _TEXT_CHARS else f'"{text[:_TEXT_CHARS]}…"'
@@ -134,12 +138,25 @@ def short(value: object) -> str:
 
 def _number_text(value: Decimal | int) -> str:
     text = str(value)
-    return text if len(text) <= _NUMBER_CHARS else f"{Decimal(value):.6e}"
+    return text if len(text) <= _NUMBER_CHARS else f"{Decimal(value):.6g}"
+
+
+def short_pair(a: object, b: object) -> tuple[str, str]:
+    """Two values that differ, in a few words that differ, too."""
+    left, right = short(a), short(b)
+    if left != right:
+        return left, right
+    if isinstance(a, str) and isinstance(b, str):
+        pairs = enumerate(zip(a, b, strict=False))
+        same = next((n for n, (one, other) in pairs if one != other), min(len(a), len(b)))
+        start = max(same - 8, 0)
+        return f"…{short(a[start:])}", f"…{short(b[start:])}"
+    return str(a)[:_TEXT_CHARS], str(b)[:_TEXT_CHARS]
 
 
 def delta_text(value: Decimal) -> str:
     """`+0.02`, `-3`."""
-    return f"{value:+}" if len(str(value)) <= _NUMBER_CHARS else f"{value:+.3e}"
+    return f"{value:+}" if len(str(value)) <= _NUMBER_CHARS else f"{value:+.3g}"
 
 
 def plain(value: object) -> object:

@@ -1,7 +1,7 @@
 """From what a person types to one run or step: whole ids, unique beginnings, RUN/NAME, --latest."""
 
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -44,6 +44,29 @@ async def find_run(client: Client, text: str | None, *, latest: bool = False) ->
     runs = await take(client.list_runs(page_size=_PAGE), _LOOK_AT)
     run = _only(wanted, runs, lambda item: item.workflow_run_id, "run", "rara run list")
     return run.workflow_run_id
+
+
+async def find_pair(client: Client, texts: Sequence[str], *, latest: bool) -> tuple[str, str]:
+    """The ids of two runs: A B, A --latest, or --latest alone, which is the newest and its predecessor."""
+    if len(texts) > 2 - latest or (len(texts) < 2 and not latest):
+        raise CommandError(
+            Exit.USAGE, "USAGE", "name two runs A B, A and --latest, or --latest alone", "rara run list"
+        )
+    if not latest:
+        return await find_run(client, texts[0]), await find_run(client, texts[1])
+    newest = await find_run(client, None, latest=True)
+    if texts:
+        return await find_run(client, texts[0]), newest
+    definition = (await client.get_run(newest)).run.definition
+    runs = [
+        run.workflow_run_id for run in await take(client.list_runs(definition=definition, page_size=3), 3)
+    ]
+    before = runs[runs.index(newest) + 1 :] if newest in runs else runs
+    if not before:
+        raise CommandError(
+            Exit.NOT_FOUND, "RUN_NOT_FOUND", f"{definition} has no run before {newest}", "rara run list"
+        )
+    return before[0], newest
 
 
 async def find_step(client: Client, text: str | None, *, latest: bool = False) -> workflow_pb2.StepRun:

@@ -22,7 +22,7 @@ from rara_cli.compare import (
     Verdict,
 )
 from rara_cli.exits import Exit
-from rara_cli.jsondiff import ABSENT, Unread, delta, delta_text, plain, short
+from rara_cli.jsondiff import ABSENT, Unread, delta, delta_text, plain, short_pair
 from rara_cli.jsonview import Json, dumps
 from rara_cli.session import Session
 from rara_cli.steps import handler_text
@@ -130,7 +130,10 @@ def _seconds(one: workflow_pb2.WorkflowRun | workflow_pb2.StepRun | None) -> flo
 
 
 def _step_lines(step: StepComparison) -> list[_Line]:
-    causes = _bounded([cause_text(cause) for cause in step.causes])
+    told = step.causes
+    if step.verdict is Verdict.CONSEQUENCE:  # what it follows from first; the rest was told of a step before
+        told = tuple(sorted(told, key=lambda cause: cause.kind is not CauseKind.UPSTREAM))
+    causes = _bounded([cause_text(cause) for cause in told])
     if step.verdict is Verdict.UNEXPLAINED:
         causes = ["nothing that is known"]
     changes = _bounded([change_text(change) for change in step.changes], step.more)
@@ -173,11 +176,8 @@ def change_text(change: Change) -> str:
 
 
 def _values(a: object, b: object) -> str:
-    return f"{_value(a)} → {_value(b)}"
-
-
-def _value(value: object) -> str:
-    return value.sha256[:12] if isinstance(value, Blob) else short(value)
+    left, right = short_pair(*(one.sha256 if isinstance(one, Blob) else one for one in (a, b)))
+    return f"{left} → {right}"
 
 
 def _both(left: str, right: str) -> str:

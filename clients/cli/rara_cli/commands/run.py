@@ -133,8 +133,12 @@ async def get(session: Session, run_text: str | None, latest: bool) -> None:
 
 
 @run.command()
-@click.argument("run_a", metavar="A")
-@click.argument("run_b", metavar="B")
+@click.argument("run_texts", metavar="A B", nargs=-1)
+@click.option(
+    "--latest",
+    is_flag=True,
+    help="B is the run that was created last; without A, A is the one of its definition before it.",
+)
 @click.option(
     "--limit", type=click.IntRange(1), default=50, show_default=True, help="Steps that the table shows."
 )
@@ -145,7 +149,9 @@ async def get(session: Session, run_text: str | None, latest: bool) -> None:
     help="End with 9 if the results differ, 8 if not all has ended and what has is the same.",
 )
 @pass_session
-async def compare(session: Session, run_a: str, run_b: str, limit: int, tell_by_exit: bool) -> int:
+async def compare(
+    session: Session, run_texts: tuple[str, ...], latest: bool, limit: int, tell_by_exit: bool
+) -> int:
     """Tell which steps of two runs differ, and because of which input, definition or code.
 
     Steps are matched by name. A cause is a step that differs by something of its own; a consequence differs through
@@ -153,11 +159,11 @@ async def compare(session: Session, run_a: str, run_b: str, limit: int, tell_by_
     """
     from rara_cli.compare import compare as compared
     from rara_cli.compareload import load_pair
-    from rara_cli.lookup import find_run
+    from rara_cli.lookup import find_pair
     from rara_cli.runcompare import exit_of, show_comparison
 
     async with session.connect() as client:
-        a, b = await find_run(client, run_a), await find_run(client, run_b)
+        a, b = await find_pair(client, run_texts, latest=latest)
         comparison = compared(*await load_pair(client, a, b, timeout_s=session.timeout_s))
     show_comparison(session, comparison, limit=limit)
     return exit_of(comparison) if tell_by_exit else 0
