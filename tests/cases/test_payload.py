@@ -39,8 +39,8 @@ PLACES = {
     "foreign": ("retryable_failed", "HANDLER_FAILED"),
     "progress": ("succeeded", ""),
     "metric": ("succeeded", ""),
-    "artifact-name": ("succeeded", ""),
-    "artifact-type": ("succeeded", ""),
+    "artifact-name": ("terminal_failed", "ARTIFACT_INVALID"),
+    "artifact-type": ("terminal_failed", "ARTIFACT_INVALID"),
     "log": ("succeeded", ""),
 }
 PATHS = {"value": "/", "key": "/", "deep": "/a/0/b/1/0", "checkpoint": "/at", "effect": "/0"}

@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from rara_executor import Job, Terminal, operation
+from rara_executor import Job, JobFailure, Terminal, operation
 
 V = "1.0.0"
 EPOCHS = 6
@@ -57,6 +57,26 @@ async def _resume(job: Job, epoch: int) -> str:
     if found.read_bytes() != weights(job.input["size"], epoch) or found.type != "checkpoint":
         raise Terminal("WEIGHTS_WRONG", f"of epoch {epoch}")
     return (await job.artifacts.open_checkpoint("log")).read_text()
+
+
+@operation("fenced.describe", version=V)
+async def describe(job: Job) -> Any:
+    """Reads one of its two inputs; leaves an output of every type, and says why it cannot leave another one."""
+    read = await job.artifacts.open("read")
+    for type_ in ("dataset", "model", "index", "metrics", "report", "checkpoint", "blob"):
+        await job.artifacts.put_bytes(
+            f"of/{type_}",
+            type_.encode(),
+            type=type_,
+            media_type=f"text/{type_}",
+            metadata={"type": type_, "big": 2**53 + 1, "read": read.metadata},
+            derived_from=["read"],
+        )
+    await job.artifacts.put_bytes("plain", b"plain")
+    try:
+        await job.artifacts.put_bytes("other", b"other", type="embedding")
+    except JobFailure as refused:
+        return {"code": refused.code, "message": refused.message, "of": read.type}
 
 
 @operation("fenced.publish", version=V)

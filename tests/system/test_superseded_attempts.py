@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from rara.v1 import common_pb2, workflow_pb2
+from rara.v1 import common_pb2, job_pb2, workflow_pb2
 from rara_testing.fault_proxy import FaultProxy
 from rara_testing.processes import Process, Processes
 from support.fenced_handlers import weights
@@ -115,6 +115,60 @@ async def test_a_killed_attempts_checkpoint_goes_on_in_the_other_language(
     assert [tuple(row) for row in tokens] == [
         tuple(row) for row in await world.raw.fetch("select lease_token, sequence from rara.checkpoint")
     ]
+
+
+def inline(name: str, data: bytes, **facts: Any) -> common_pb2.Artifact:
+    digest = common_pb2.Digest(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    return common_pb2.Artifact(name=name, digest=digest, inline=data, **facts)
+
+
+TYPES = ("dataset", "model", "index", "metrics", "report", "checkpoint", "blob")
+
+
+@pytest.mark.parametrize("language", ["python", "go"])
+async def test_what_a_handler_says_of_its_artifacts_is_stored(
+    world: RunningScheduler, processes: Processes, tmp_path: Path, language: str
+) -> None:
+    await spawn(language, processes, world.address, tmp_path, "only")
+    names = ("read", "ignored")
+    bindings = [workflow_pb2.ArtifactBinding(name=name) for name in names]
+    await world.define("one", {"a": {"kind": "fenced.describe", "input_artifacts": bindings}})
+    given = [
+        inline("read", b"read", type="dataset", metadata=common_pb2.Payload(data=b'{"of":"test"}')),
+        inline("ignored", b"ignored"),
+    ]
+    run_id = await world.start("one", value={}, input_artifacts=given)
+    assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
+    step = await step_of(world, run_id)
+    assert json.loads(step.output.data) == {
+        "code": "ARTIFACT_INVALID",
+        "message": f"artifact other: type {chr(39) if language == 'python' else chr(34)}embedding"
+        f"{chr(39) if language == 'python' else chr(34)}: must be one of {', '.join(TYPES)}",
+        "of": "dataset",
+    }
+    made = {artifact.name: artifact for artifact in step.manifest.artifacts}
+    assert list(made) == [f"of/{type_}" for type_ in TYPES] + ["plain"]
+    assert (made["plain"].type, made["plain"].media_type) == ("blob", "application/octet-stream")
+    assert not made["plain"].HasField("metadata")
+    read = hashlib.sha256(b"read").hexdigest()
+    for type_ in TYPES:
+        artifact = made[f"of/{type_}"]
+        assert (artifact.type, artifact.media_type) == (type_, f"text/{type_}")
+        assert json.loads(artifact.metadata.data) == {
+            "type": type_,
+            "big": 2**53 + 1,
+            "read": {"of": "test"},
+        }
+        assert artifact.digest.sha256 == hashlib.sha256(type_.encode()).hexdigest()
+    rows = await world.raw.fetch(
+        "select name, derived_from from rara.lineage where produced and name <> 'plain' order by name"
+    )
+    assert [(row["name"], row["derived_from"]) for row in rows] == sorted(
+        (f"of/{type_}", [read]) for type_ in TYPES
+    )
+    rows = await world.raw.fetch("select body from rara.step_event where type = 'succeeded'")
+    event = job_pb2.ProgressEvent.FromString(rows[0]["body"])
+    assert [digest.sha256 for digest in event.succeeded.consumed] == [read]  # what was really read
 
 
 def published(language: str, attempt: int) -> str:

@@ -40,7 +40,7 @@ type OutputArtifact struct {
 
 // Output says what an output is.
 type Output struct {
-	// Type is what it is to people: dataset, model, index, metrics, report, or a word of one's own. Empty: blob.
+	// Type is what it is to people: dataset, model, index, metrics, report, checkpoint or blob. Empty: blob.
 	Type string
 	// MediaType of the bytes. Empty: application/octet-stream.
 	MediaType string

@@ -11,7 +11,7 @@ MAX_MANIFEST_BYTES: Final = 1 << 20
 
 _PART = r"[A-Za-z0-9_%](?:[A-Za-z0-9_%.=+@,-]*[A-Za-z0-9_%=+@,-])?"
 _NAME = re.compile(rf"(?=.{{1,255}}\Z){_PART}(?:/{_PART})*")
-_TYPE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+TYPES: Final = ("dataset", "model", "index", "metrics", "report", "checkpoint", "blob")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}(?:;[ -~]{1,200})?")
 
 
@@ -29,10 +29,8 @@ def check(name: str, type_: str, media_type: str) -> None:
             f"artifact name {shown(name)}: must be 1 to 255 characters: parts joined by /, each of letters, digits "
             "and _ % . - = + @ , beginning with a letter, digit, _ or % and not ending with a dot"
         )
-    if not _TYPE.fullmatch(type_):
-        raise ArtifactInvalid(
-            f"artifact {name}: type {shown(type_)}: must be 1 to 63 lower-case letters, digits, _, . and -"
-        )
+    if type_ not in TYPES:
+        raise ArtifactInvalid(f"artifact {name}: type {shown(type_)}: must be one of {', '.join(TYPES)}")
     if not _MEDIA_TYPE.fullmatch(media_type):
         raise ArtifactInvalid(
             f"artifact {name}: media_type {shown(media_type)}: must be a media type, such as text/plain"

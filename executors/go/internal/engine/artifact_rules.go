@@ -3,6 +3,8 @@ package engine
 import (
 	"fmt"
 	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/rara-run/rara/executors/go/internal/codes"
 )
@@ -19,7 +21,7 @@ const (
 var (
 	namePart  = `[A-Za-z0-9_%](?:[A-Za-z0-9_%.=+@,-]*[A-Za-z0-9_%=+@,-])?`
 	nameShape = regexp.MustCompile(`^` + namePart + `(?:/` + namePart + `)*$`)
-	typeShape = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,62}$`)
+	types     = []string{"dataset", "model", "index", "metrics", "report", "checkpoint", "blob"}
 	mediaType = regexp.MustCompile("^[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}(?:;[ -~]{1,200})?$")
 )
 
@@ -33,9 +35,9 @@ func checkOutput(output Output) error {
 	case len(output.Name) > 255 || !nameShape.MatchString(output.Name):
 		return invalid("artifact name %s: must be 1 to 255 characters: parts joined by /, each of letters, digits and "+
 			"_ %% . - = + @ , beginning with a letter, digit, _ or %% and not ending with a dot", shown(output.Name))
-	case !typeShape.MatchString(output.Type):
-		return invalid("artifact %s: type %s: must be 1 to 63 lower-case letters, digits, _, . and -",
-			output.Name, shown(output.Type))
+	case !slices.Contains(types, output.Type):
+		return invalid("artifact %s: type %s: must be one of %s",
+			output.Name, shown(output.Type), strings.Join(types, ", "))
 	case !mediaType.MatchString(output.MediaType):
 		return invalid("artifact %s: media type %s: must be a media type, such as text/plain",
 			output.Name, shown(output.MediaType))

@@ -5,9 +5,11 @@ package fenced
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/rara-run/rara/executors/go/rara"
@@ -23,6 +25,7 @@ const (
 func Register(registry *rara.Registry) {
 	rara.Register(registry, "fenced.train", version, train)
 	rara.Register(registry, "fenced.publish", version, publish)
+	rara.Register(registry, "fenced.describe", version, describe)
 }
 
 type given struct {
@@ -138,6 +141,36 @@ func save(ctx context.Context, job *job, at state, log []byte) error {
 		return err
 	}
 	return job.Progress(rara.Progress{Checkpoint: at, Artifacts: []*rara.KeptArtifact{kept, said}})
+}
+
+type described struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+	Of      string `json:"of"`
+}
+
+// describe reads one of its two inputs; leaves an output of every type, and says why it cannot leave another one.
+func describe(ctx context.Context, job *job) (described, error) {
+	read, err := job.Artifacts.Open(ctx, "read")
+	if err != nil {
+		return described{}, err
+	}
+	for _, sort := range []string{"dataset", "model", "index", "metrics", "report", "checkpoint", "blob"} {
+		_, err := job.Artifacts.PutBytes(ctx, "of/"+sort, []byte(sort), rara.Output{
+			Type: sort, MediaType: "text/" + sort, DerivedFrom: []string{"read"},
+			Metadata: map[string]any{"type": sort, "big": 1<<53 + 1, "read": json.RawMessage(read.Metadata)},
+		})
+		if err != nil {
+			return described{}, err
+		}
+	}
+	if _, err := job.Artifacts.PutBytes(ctx, "plain", []byte("plain"), rara.Output{}); err != nil {
+		return described{}, err
+	}
+	_, refused := job.Artifacts.PutBytes(ctx, "other", []byte("other"), rara.Output{Type: "embedding"})
+	code, message, _ := strings.Cut(fmt.Sprint(refused), ": artifact ")
+	code = code[strings.LastIndex(code, " ")+1:]
+	return described{code, "artifact " + message, read.Type}, nil
 }
 
 type published struct {

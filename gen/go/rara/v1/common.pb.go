@@ -152,7 +152,8 @@ type Artifact struct {
 	Digest *Digest `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
 	// Media type of the bytes, to show and to serve. Empty: application/octet-stream.
 	MediaType string `protobuf:"bytes,3,opt,name=media_type,json=mediaType,proto3" json:"media_type,omitempty"`
-	// What it is to people: dataset, model, index, metrics, report, checkpoint, blob, or a word of one's own.
+	// What it is to people: dataset, model, index, metrics, report, checkpoint or blob. Empty: blob. Another one is
+	// refused as FIELD_INVALID.
 	Type string `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
 	// The bytes themselves, of at most Limits.max_inline_bytes; then nothing is uploaded. Empty: they are in the blob
 	// store. Lists and watches leave them out.

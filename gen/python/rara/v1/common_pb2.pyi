@@ -98,7 +98,9 @@ class Artifact(_message.Message):
     media_type: _builtins.str
     """Media type of the bytes, to show and to serve. Empty: application/octet-stream."""
     type: _builtins.str
-    """What it is to people: dataset, model, index, metrics, report, checkpoint, blob, or a word of one's own."""
+    """What it is to people: dataset, model, index, metrics, report, checkpoint or blob. Empty: blob. Another one is
+    refused as FIELD_INVALID.
+    """
     inline: _builtins.bytes
     """The bytes themselves, of at most Limits.max_inline_bytes; then nothing is uploaded. Empty: they are in the blob
     store. Lists and watches leave them out.

@@ -69,8 +69,9 @@ MEDIA_TYPE: Final = Rule(
     re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}(?:;[ -~]{1,200})?"),
     "must be a media type, such as text/plain",
 )
+ARTIFACT_TYPES: Final = ("dataset", "model", "index", "metrics", "report", "checkpoint", "blob")
 ARTIFACT_TYPE: Final = Rule(
-    re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}"), "must be 1 to 63 lower-case letters, digits, _, . and -"
+    re.compile("|".join(ARTIFACT_TYPES)), f"must be one of {', '.join(ARTIFACT_TYPES)}"
 )
 SHA256: Final = Rule(re.compile(r"[0-9a-f]{64}"), "must be 64 lower-case hexadecimal digits")
 
