@@ -462,6 +462,9 @@ class ScriptedArtifacts(artifact_pb2_grpc.ArtifactServiceServicer):
         await self.script.arrive("CreateUpload", request, context)
         if request.digest.sha256 in self.blobs:
             return artifact_pb2.CreateUploadResponse()
+        for upload_id, (digest, data) in self.uploads.items():
+            if data and digest == request.digest:  # left by somebody who was cut off
+                return artifact_pb2.CreateUploadResponse(upload_id=upload_id)
         upload_id = f"upload-{len(self.uploads) + 1}"
         self.uploads[upload_id] = (request.digest, bytearray())
         return artifact_pb2.CreateUploadResponse(upload_id=upload_id)
@@ -487,6 +490,7 @@ class ScriptedArtifacts(artifact_pb2_grpc.ArtifactServiceServicer):
             if request.finish:
                 actual = hashlib.sha256(data).hexdigest()
                 if actual != digest.sha256:
+                    data.clear()
                     wrong = Fault(grpc.StatusCode.INVALID_ARGUMENT, "ARTIFACT_MISMATCH", "not what was named")
                     await self.script.fail(wrong, context)
                 self.blobs[actual] = bytes(data)

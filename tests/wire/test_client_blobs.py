@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from rara.v1 import common_pb2
-from rara_client import ArtifactMismatch, Client, NotFound, Pacing, Unavailable
+from rara_client import ArtifactMismatch, Client, NotFound, Pacing, RaraError, Unavailable
 from support.scripted_workflow import Fault, ScriptedServer, scripted_server
 
 DATA = bytes(range(256)) * 4000  # 1,024,000 bytes: several messages
@@ -60,6 +60,55 @@ async def test_a_broken_upload_goes_on_where_the_stored_part_ends(
     digest = await client.upload_blob(DATA)
     assert server.artifacts.blobs[digest.sha256] == DATA
     assert [request.offset for request in server.script.requests("WriteBlob")] == [0, 524_288]
+
+
+def digest_of(data: bytes) -> common_pb2.Digest:
+    return common_pb2.Digest(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+
+
+async def test_an_upload_that_another_client_has_left_is_gone_on_with(
+    server: ScriptedServer, client: Client
+) -> None:
+    server.artifacts.uploads["left"] = digest_of(DATA), bytearray(DATA[:400_000])
+    await client.upload_blob(DATA)
+    assert server.artifacts.blobs[digest_of(DATA).sha256] == DATA
+    assert [request.offset for request in server.script.requests("WriteBlob")] == [400_000]
+
+
+async def test_wrong_bytes_that_were_left_cost_one_more_upload(
+    server: ScriptedServer, client: Client
+) -> None:
+    server.artifacts.uploads["left"] = digest_of(DATA), bytearray(400_000)
+    await client.upload_blob(DATA)
+    assert server.artifacts.blobs[digest_of(DATA).sha256] == DATA
+    assert [request.offset for request in server.script.requests("WriteBlob")] == [400_000, 0]
+
+
+@pytest.mark.parametrize("call", ["CreateUpload", "WriteBlob", "ReadBlob"])
+async def test_a_scheduler_that_moves_too_many_blobs_is_waited_for(
+    server: ScriptedServer, client: Client, call: str
+) -> None:
+    full = Fault(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_after_s=1.0)
+    server.script.plant(call, full)
+    digest = await client.upload_blob(DATA)
+    assert b"".join([data async for data in client.download_blob(digest)]) == DATA
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "ARTIFACT_TOO_LARGE"),
+    ],
+)
+async def test_a_blob_that_there_is_no_room_for_is_refused_at_once(
+    server: ScriptedServer, client: Client, status: grpc.StatusCode, reason: str
+) -> None:
+    server.script.plant("CreateUpload", Fault(status, reason, retry_after_s=30.0))
+    with pytest.raises(RaraError) as refused:
+        await client.upload_blob(DATA)
+    assert refused.value.reason == reason
+    assert len(server.script.requests("CreateUpload")) == 1
 
 
 async def test_a_file_that_changes_while_it_is_sent_is_refused(

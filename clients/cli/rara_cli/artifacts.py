@@ -1,11 +1,13 @@
 """Artifacts of a run: found by name, shown, saved, printed."""
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rara.v1 import common_pb2
 from rara_client import Client
@@ -19,6 +21,8 @@ from rara_cli.jsonview import Json, dumps, to_json
 from rara_cli.lookup import find_run
 from rara_cli.session import Session
 from rara_cli.tables import Column, render
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_%](?:[A-Za-z0-9_%.=+@,-]{0,253}[A-Za-z0-9_%=+@,-])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,10 @@ async def find_artifact(client: Client, arguments: Sequence[str], *, latest: boo
         )
     run_id = await find_run(client, None if latest else arguments[0], latest=latest)
     name = arguments[-1]
-    candidates = [
-        item for item in await artifacts_of(client, run_id) if name in (item.artifact.name, item.label)
-    ]
+    found = await artifacts_of(client, run_id)
+    candidates = [item for item in found if name in (item.artifact.name, item.label)]
+    if "/" in name:  # a label says more than a name that looks like one
+        candidates = [item for item in candidates if item.label == name] or candidates
     advice = f"rara artifact list {run_id}"
     if not candidates:
         raise CommandError(
@@ -91,13 +96,9 @@ async def save_artifact(session: Session, client: Client, found: Found, destinat
     """Write to a file; asks before it replaces one."""
     artifact = found.artifact
     if destination is None:
-        destination = Path(artifact.name)
-        if destination.name != artifact.name or artifact.name.startswith("."):
-            raise CommandError(
-                Exit.USAGE, "USAGE", f"{artifact.name!r} is no plain file name", "the same with --to FILE"
-            )
+        destination = Path(_file_name(artifact.name))
     elif destination.is_dir():
-        destination = destination / Path(artifact.name).name
+        destination = destination / _file_name(artifact.name)
     if destination.exists():
         confirm(session, f"replace {destination}")
     await save(content(client, artifact), destination)
@@ -115,6 +116,14 @@ async def save_artifact(session: Session, client: Client, found: Found, destinat
                 ]
             ):
                 print(line)
+
+
+def _file_name(name: str) -> str:
+    """The last part of an artifact's name. What the other side calls it is not trusted to stay in a folder."""
+    last = name.rpartition("/")[2]
+    if _PLAIN.fullmatch(last):
+        return last
+    raise CommandError(Exit.USAGE, "USAGE", f"{name!a} is no plain file name", "the same with --to FILE")
 
 
 async def print_artifact(client: Client, found: Found) -> None:

@@ -86,6 +86,7 @@ _NEXT = {
     "SECRET_IN_PAYLOAD": "name the secret in the definition's `secrets` instead",
     "PAYLOAD_TOO_LARGE": "pass it as a file: --artifact NAME=PATH",
     "QUEUE_FULL": "try again later",
+    "QUOTA_EXCEEDED": "rara artifact gc, or raise RARA_BLOB_STORE_QUOTA_BYTES",
     "STORE_UNAVAILABLE": "try again later",
     "SHUTTING_DOWN": "try again",
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -82,8 +83,11 @@ class Check:
 
 
 async def save(chunks: AsyncIterator[bytes], destination: Path) -> None:
-    """Write to the file in one move: a download that fails leaves nothing, and not the half of an old file."""
-    partial = destination.with_name(f".{destination.name}.part")
+    """Write to the file in one move: a download that fails leaves nothing, and not the half of an old file.
+
+    What is at the destination is replaced, and not followed if it is a link. Raises OSError, of a full disk as well.
+    """
+    partial = await asyncio.to_thread(_new_file_beside, destination)
     write: Callable[[bytes], int]
     try:
         file = await asyncio.to_thread(partial.open, "wb")
@@ -92,5 +96,16 @@ async def save(chunks: AsyncIterator[bytes], destination: Path) -> None:
             async for chunk in chunks:
                 await asyncio.to_thread(write, chunk)
         await asyncio.to_thread(partial.replace, destination)
+    except OSError as error:
+        if error.filename is None:  # a write, as to a full disk, does not say where
+            raise OSError(error.errno, error.strerror, str(destination)) from error
+        raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _new_file_beside(destination: Path) -> Path:
+    """Of a name that nobody can foresee, so that no link waits there, and short enough where the other is long."""
+    path = destination.parent / f".rara-{secrets.token_hex(8)}.part"
+    path.touch(exist_ok=False)
+    return path

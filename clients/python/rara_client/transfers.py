@@ -1,20 +1,34 @@
 """Uploads and downloads of artifact bytes: streamed, and resumed where they broke off."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc.aio
 from rara.v1 import artifact_pb2, artifact_pb2_grpc, common_pb2
 
 from rara_client.blobs import Check, digest_of, write_requests
 from rara_client.calls import Calls
-from rara_client.errors import ArtifactMismatch, RaraError, Refused, from_rpc_error, may_resume
+from rara_client.errors import (
+    ArtifactMismatch,
+    NotFound,
+    RaraError,
+    Refused,
+    from_rpc_error,
+    may_resume,
+)
 
 # The slowest transfer that is still one: below it a connection counts as stuck.
 _MIN_BYTES_PER_S: Final = 64 * 1024
 _GRACE_S: Final = 60.0
+
+T = TypeVar("T")
+
+
+def _may_go_on(fault: RaraError) -> bool:
+    """Whether another call may go on with the transfer: the other side was away, busy, or has more than we thought."""
+    return may_resume(fault) or fault.reason == "QUEUE_FULL" or "committed_bytes" in fault.metadata
 
 
 class Transfers:
@@ -27,50 +41,89 @@ class Transfers:
     async def upload(self, source: Path | bytes, media_type: str) -> common_pb2.Digest:
         """Store a file or bytes unless they are stored already; their digest."""
         digest = await digest_of(source)
-        created = await self._calls.unary(
-            self._stub.CreateUpload,
-            artifact_pb2.CreateUploadRequest(digest=digest, media_type=media_type),
-            is_repeatable=True,  # named by content: a second upload of the same bytes changes nothing
+        for is_last in (False, True):
+            upload_id = await self._begin(digest, media_type)
+            if not upload_id:
+                return digest
+            offset, is_complete = await self._stored(upload_id)
+            if is_complete:
+                return digest
+            try:
+                await self._send(source, upload_id, offset, digest)
+                return digest
+            except (ArtifactMismatch, NotFound):
+                # What an earlier client has left was wrong and is dropped, or its time ran out: once more, from the
+                # beginning.
+                if is_last or not offset:
+                    raise
+        raise AssertionError("the last turn returns or raises")
+
+    async def _begin(self, digest: common_pb2.Digest, media_type: str) -> str:
+        """An upload of the digest, new or left by a client that was cut off; empty: the blob is there."""
+        created = await self._busy(
+            lambda: self._calls.unary(
+                self._stub.CreateUpload,
+                artifact_pb2.CreateUploadRequest(digest=digest, media_type=media_type),
+                is_repeatable=True,  # named by content: a second upload of the same bytes changes nothing
+            )
         )
-        if not created.upload_id:
-            return digest
         if created.parts:
             raise Refused(
                 "this scheduler wants the upload at presigned addresses, which this client cannot do",
                 reason="FEATURE_DISABLED",
                 status="UNIMPLEMENTED",
             )
-        verified = await self._send(source, created.upload_id, digest)
+        return created.upload_id
+
+    async def _busy(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call that a scheduler may be too busy for."""
+        pacing = self._calls.pacing
+        failures = 0
+        while True:
+            try:
+                return await call()
+            except Refused as fault:
+                failures += 1
+                if failures > pacing.retries or fault.reason != "QUEUE_FULL":
+                    raise
+                pause_s = pacing.pause_s(failures, fault.retry_after_s)
+            await pacing.sleep(pause_s)
+
+    async def _stored(self, upload_id: str) -> tuple[int, bool]:
+        """How many bytes an upload has, and whether it is done."""
+        status = await self._calls.unary(
+            self._stub.QueryWriteStatus,
+            artifact_pb2.QueryWriteStatusRequest(upload_id=upload_id),
+            is_repeatable=True,
+        )
+        return status.committed_bytes, status.complete
+
+    async def _send(
+        self, source: Path | bytes, upload_id: str, offset: int, digest: common_pb2.Digest
+    ) -> None:
+        pacing = self._calls.pacing
+        failures = 0
+        while True:
+            try:
+                verified = (await self._write(source, upload_id, offset, digest.size_bytes)).verified
+                break
+            except RaraError as fault:
+                failures += 1
+                if failures > pacing.retries or not _may_go_on(fault):
+                    raise
+                await pacing.sleep(pacing.pause_s(failures, fault.retry_after_s))
+            stored, is_complete = await self._stored(upload_id)
+            if is_complete:
+                return
+            if stored > offset:
+                failures = 0
+            offset = stored
         if verified.sha256 != digest.sha256:
             raise ArtifactMismatch(
                 f"sent {digest.sha256}, but {verified.sha256 or 'nothing'} was verified",
                 reason="ARTIFACT_MISMATCH",
                 status="DATA_LOSS",
             )
-        return digest
-
-    async def _send(
-        self, source: Path | bytes, upload_id: str, digest: common_pb2.Digest
-    ) -> common_pb2.Digest:
-        pacing = self._calls.pacing
-        offset = failures = 0
-        while True:
-            try:
-                return (await self._write(source, upload_id, offset, digest.size_bytes)).verified
-            except RaraError as fault:
-                failures += 1
-                if failures > pacing.retries or not may_resume(fault):
-                    raise
-                await pacing.sleep(pacing.pause_s(failures, fault.retry_after_s))
-            status = await self._calls.unary(
-                self._stub.QueryWriteStatus,
-                artifact_pb2.QueryWriteStatusRequest(upload_id=upload_id),
-                is_repeatable=True,
-            )
-            if status.complete:
-                return digest
-            if status.committed_bytes > offset:
-                offset, failures = status.committed_bytes, 0
 
     async def _write(
         self, source: Path | bytes, upload_id: str, offset: int, size_bytes: int
@@ -106,7 +159,7 @@ class Transfers:
                 break
             except RaraError as fault:
                 failures += 1
-                if failures > pacing.retries or not may_resume(fault):
+                if failures > pacing.retries or not _may_go_on(fault):
                     raise
                 await pacing.sleep(pacing.pause_s(failures, fault.retry_after_s))
         check.finish()
