@@ -1,6 +1,7 @@
 """One trace runs from the call that starts a run to the commit of its last step, as a real OTLP receiver gets it."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from rara_scheduler.telemetry.catalogue import METRICS
 from rara_testing.job_events import accepted, succeeded
 from rara_testing.job_events import running as running_event
 from rara_testing.ports import free_port
+from rara_testing.processes import Processes
 from structlog.testing import capture_logs
+from support.go_executor import spawn_go_executor
 from support.otlp_receiver import OtlpReceiver, ReceivedSpan
 from support.running_executor import running
 from support.running_scheduler import TEST_VALUES, RunningScheduler, running_scheduler, until
@@ -35,6 +38,12 @@ async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OtlpReceive
 async def world(receiver: OtlpReceiver, database_url: str, tmp_path: Path) -> AsyncIterator[RunningScheduler]:
     async with running_scheduler(database_url, tmp_path) as world:
         yield world
+
+
+@pytest_asyncio.fixture
+async def processes(tmp_path: Path) -> AsyncIterator[Processes]:
+    async with Processes(tmp_path / "processes") as processes:
+        yield processes
 
 
 def named(spans: list[ReceivedSpan], name: str) -> list[ReceivedSpan]:
@@ -130,6 +139,32 @@ async def test_a_retried_run_is_a_trace_of_its_own_that_links_to_the_first(
     assert retry.links == ((start.trace_id, start.span_id),)
     parents = {(span.trace_id, span.parent_id) for span in named(spans, "attempt traced.hopeless")}
     assert parents == {(start.trace_id, start.span_id), (retry.trace_id, retry.span_id)}
+
+
+@pytest.mark.needs("go")
+async def test_a_go_executors_handlers_stand_in_the_same_trace(
+    world: RunningScheduler, receiver: OtlpReceiver, processes: Processes, tmp_path: Path
+) -> None:
+    """In the executor's own process and in one of the operation's own."""
+    kinds = ("probe.traced", "probe.traced_apart")
+    await world.define("go", {kind.removeprefix("probe."): {"kind": kind} for kind in kinds})
+    settings = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
+    await spawn_go_executor(processes, world.address, tmp_path, env=settings | {"OTEL_SERVICE_NAME": "go"})
+    run_id = await world.start("go")
+    assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
+    wanted = 1 + 2 * 5 + 2
+    await receiver.until(lambda spans: len(spans) >= wanted, f"{wanted} spans")
+    spans = receiver.spans
+    assert len(spans) == wanted
+    (call,) = named(spans, "rara.v1.WorkflowService/StartRun")
+    assert {span.trace_id for span in spans} == {call.trace_id}
+    own = {span.parent_id: span for span in named(spans, "inside go")}
+    for kind in kinds:
+        (attempt,) = named(spans, f"attempt {kind}")
+        assert attempt.parent_id == call.span_id
+        handler = assert_attempt(spans, attempt, kind)
+        assert (handler.service, own[handler.span_id].service) == ("go", "go")
+        assert handler.attributes["rara.outcome"] == "succeeded"
 
 
 async def test_what_the_caller_does_not_sample_is_not_sent(

@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 
 	"github.com/google/uuid"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/rara-run/rara/executors/go/internal/engine"
 	"github.com/rara-run/rara/executors/go/internal/logs"
@@ -61,6 +63,7 @@ func NewExecutor(registry *Registry, options Options) (*Executor, error) {
 		Logger:           logs.Redacted(logger, &redactor),
 		Redactor:         &redactor,
 		Jitter:           rand.Float64,
+		Tracer:           tracerOf(options.TracerProvider),
 		Listen:           options.Listen,
 		ServerOptions:    serve,
 		OnListening:      options.OnListening,
@@ -78,6 +81,14 @@ func (x *Executor) IsReady() bool { return x.engine.IsReady() }
 // or was handed back, within Options.Stop; when an operator has drained it; or with ErrReplaced. Handlers that ignore
 // their context are left behind.
 func (x *Executor) Run(ctx context.Context) error { return x.engine.Run(ctx) }
+
+// tracerOf nil is that of the global provider, which does nothing until somebody sets one.
+func tracerOf(provider trace.TracerProvider) trace.Tracer {
+	if provider == nil {
+		provider = otel.GetTracerProvider()
+	}
+	return provider.Tracer("rara.executor")
+}
 
 func version() string {
 	const path = "github.com/rara-run/rara/executors/go"

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 // Exit codes of Main, as of the Python executor.
@@ -20,10 +21,41 @@ const (
 )
 
 // Main is the body of a program that is an executor: it reads the environment and the command line, runs until a signal
-// ends it, and exits. The first SIGTERM or SIGINT drains; the second one ends at once.
-func Main(registry *Registry) {
-	ServeChild(registry)
-	os.Exit(run(registry, os.Args, os.LookupEnv, os.Stdout, os.Stderr))
+// ends it, and exits. The first SIGTERM or SIGINT drains; the second one ends at once. setups are called first, and what
+// they return at the end, in processes of operations with OwnProcess, too: rara.Main(registry, otlp.Setup) sends spans.
+func Main(registry *Registry, setups ...Setup) {
+	ServeChild(registry, setups...)
+	end, err := setUp(setups)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "rara-executor: %v\n", err)
+		os.Exit(exitUsage)
+	}
+	code := run(registry, os.Args, os.LookupEnv, os.Stdout, os.Stderr)
+	end()
+	os.Exit(code)
+}
+
+// Setup prepares something of the process. end, which is not nil, is given half a second.
+type Setup func(ctx context.Context) (end func(context.Context) error, err error)
+
+const lastWords = 500 * time.Millisecond
+
+func setUp(setups []Setup) (end func(), err error) {
+	var ends []func(context.Context) error
+	for _, setup := range setups {
+		one, err := setup(context.Background())
+		if err != nil {
+			return nil, err
+		}
+		ends = append(ends, one)
+	}
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), lastWords)
+		defer cancel()
+		for _, one := range ends {
+			_ = one(ctx) // the work has ended well: what was not sent is no reason to fail
+		}
+	}, nil
 }
 
 func run(

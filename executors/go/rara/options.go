@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 
 	"github.com/rara-run/rara/executors/go/internal/logs"
@@ -50,6 +51,8 @@ type Options struct {
 	// Logger gets what the executor and its handlers log, without secrets.
 	// [RARA_LOG_FORMAT json or console, RARA_LOG_LEVEL debug, info, warning or error]
 	Logger *slog.Logger
+	// TracerProvider makes the spans of handlers, in whose context they are current; nil: OpenTelemetry's global one.
+	TracerProvider trace.TracerProvider
 	// DialOptions are added to the connection's.
 	DialOptions []grpc.DialOption
 	// Token is the bearer token that the scheduler is shown; no handler gets to see it. [RARA_TOKEN]

@@ -62,15 +62,20 @@ func OwnProcess() Option {
 }
 
 // ServeChild runs the job and exits, if this process was started for one, and does nothing else. Programs that do not
-// call Main and have operations with OwnProcess call it first.
-func ServeChild(registry *Registry) {
+// call Main and have operations with OwnProcess call it first. setups are as for Main.
+func ServeChild(registry *Registry, setups ...Setup) {
 	if !child.IsChild() {
 		return
 	}
 	options, _ := FromEnvironment(os.LookupEnv) // the executor itself has refused what is wrong
-	err := child.Serve(func(kind, version string) engine.Handler {
+	end, err := setUp(setups)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "rara: child: %v\n", err)
+		os.Exit(exitFailed)
+	}
+	err = child.Serve(func(kind, version string) engine.Handler {
 		return registry.handlers[[2]string{kind, version}]
-	}, options.Logger)
+	}, options.Logger, end)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "rara: child: %v\n", err)
 		os.Exit(exitFailed)

@@ -7,6 +7,7 @@ package main
 import (
 	"github.com/rara-run/rara/executors/go/internal/manifest"
 	"github.com/rara-run/rara/executors/go/internal/passages"
+	"github.com/rara-run/rara/executors/go/otlp"
 	"github.com/rara-run/rara/executors/go/rara"
 )
 
@@ -15,5 +16,5 @@ func main() {
 	rara.Register(registry, "clean.dedupe", "1.0.0", passages.Clean)
 	rara.Register(registry, "corpus.clean", "1.0.0", passages.Clean)
 	rara.Register(registry, "hash.manifest", "1.0.0", manifest.Hash)
-	rara.Main(registry)
+	rara.Main(registry, otlp.Setup)
 }

@@ -4,6 +4,7 @@ package main
 import (
 	"github.com/rara-run/rara/executors/go/internal/fenced"
 	"github.com/rara-run/rara/executors/go/internal/probes"
+	"github.com/rara-run/rara/executors/go/otlp"
 	"github.com/rara-run/rara/executors/go/rara"
 )
 
@@ -12,5 +13,5 @@ func main() {
 	probes.Register(registry)
 	fenced.Register(registry)
 	probes.RegisterBulk(registry)
-	rara.Main(registry)
+	rara.Main(registry, otlp.Setup)
 }

@@ -29,8 +29,9 @@ const leaseCheck = 100 * time.Millisecond
 // IsChild tells whether this process was started to run one job.
 func IsChild() bool { return os.Getenv(mark) != "" }
 
-// Serve runs the one job of this process. find: the handler of a kind and version; nil: there is none.
-func Serve(find func(kind, version string) engine.Handler, logger *slog.Logger) error {
+// Serve runs the one job of this process. find: the handler of a kind and version; nil: there is none. last is called
+// when the handler has ended: its outcome ends this process.
+func Serve(find func(kind, version string) engine.Handler, logger *slog.Logger, last func()) error {
 	os.Unsetenv(mark) // a program that the handler starts is no child of ours
 	c := &child{writer: newWriter(os.NewFile(toParentFile, "to parent")), replies: map[int64]chan *reply{}}
 	for _, file := range []int{fromParentFile, toParentFile} {
@@ -57,6 +58,7 @@ func Serve(find func(kind, version string) engine.Handler, logger *slog.Logger) 
 	}
 	finished := make(chan error, 1)
 	go engine.Call(ctx, handler, work, func(output []byte, failed *engine.Failed) {
+		last()
 		finished <- c.writer.send(toParent{Done: &done{output, failed}})
 	})
 	return <-finished

@@ -20,7 +20,9 @@ import (
 
 // Run is a handler that runs the job's real handler in a child.
 func Run(ctx context.Context, work *engine.Work) ([]byte, *engine.Failed) {
-	p, err := launch(work)
+	traced := *work
+	traced.Request = engine.TracedRequest(ctx, work.Request)
+	p, err := launch(&traced)
 	if err != nil {
 		return nil, &engine.Failed{Code: codes.RunnerCrashed, Message: "no process could be started: " + err.Error()}
 	}

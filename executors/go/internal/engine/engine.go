@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -45,6 +46,7 @@ type Config struct {
 	Logger   *slog.Logger // redacted with Redactor
 	Redactor *redact.Redactor
 	Jitter   func() float64 // draws from [0, 1)
+	Tracer   trace.Tracer   // of handlers' spans; nil: there are none
 
 	// Listen is where schedulers dial this executor; empty: it dials.
 	Listen        string

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/rara-run/rara/executors/go/internal/leaseclock"
 	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
 )
@@ -88,6 +90,7 @@ type Job struct {
 	receivedAt time.Time
 	ctx        context.Context // of the handler, from running on
 	interrupt  context.CancelCauseFunc
+	span       trace.Span // likewise; nil: no handler has begun
 
 	// What follows is guarded by the supervisor's mutex.
 	phase           phase
@@ -101,6 +104,12 @@ type Job struct {
 	stored          map[int64]chan struct{} // effects by sequence: closed when acknowledged
 	timers          jobTimers
 	kill            func() // ends the child process that runs the handler; nil: there is none
+}
+
+func (j *Job) endSpan(event *rarav1.ProgressEvent) {
+	if j.span != nil {
+		endSpan(j.span, event)
+	}
 }
 
 func (j *Job) token() int64 { return j.Request.Lease.LeaseToken }

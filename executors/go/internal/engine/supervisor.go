@@ -199,6 +199,7 @@ func (s *Supervisor) start(job *Job) {
 		Logger: s.log(job).WithGroup("handler"), // so that its keys cannot pass for ours
 	}
 	job.ctx, job.interrupt = HandlerContext(s.base, job.Request, work.EndsAt)
+	job.ctx, job.span = s.process(job.ctx, job.Request)
 	go Call(job.ctx, job.operation.Handler, work, func(output []byte, failed *Failed) {
 		s.locked(func() { s.returned(job, outcome{output: output, failed: failed}) })
 	})
@@ -265,10 +266,12 @@ func (s *Supervisor) conclude(job *Job, out outcome) {
 		job.interrupt(errEnded) // for goroutines that the handler has left behind
 	}
 	if job.isLost() {
+		job.endSpan(nil)
 		s.forget(job)
 		return
 	}
 	event := s.lastEvent(job, out)
+	job.endSpan(event)
 	s.logEnd(job, event)
 	if job.refusedSequence > 0 {
 		s.outbox.Replace(event, job.refusedSequence)

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel"
+
 	"github.com/rara-run/rara/executors/go/rara"
 )
 
@@ -21,6 +23,8 @@ const version = "1.0.0"
 func Register(registry *rara.Registry) {
 	rara.Register(registry, "probe.echo", version, echo)
 	rara.Register(registry, "probe.sleep", version, sleep)
+	rara.Register(registry, "probe.traced", version, traced)
+	rara.Register(registry, "probe.traced_apart", version, traced, rara.OwnProcess())
 	rara.Register(registry, "probe.fail", version, fail)
 	rara.Register(registry, "probe.panic", version, panics)
 	rara.Register(registry, "probe.panic_goroutine", version, panicGoroutine)
@@ -223,3 +227,10 @@ func output(_ context.Context, job *rara.Job[sized]) (any, error) {
 func deep(text any) any { return map[string]any{"deep": []any{map[string]any{"text": text}}} }
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
+
+// traced makes a span of the handler's own.
+func traced(ctx context.Context, _ *rara.Job[any]) (any, error) {
+	_, span := otel.Tracer("handlers").Start(ctx, "inside go")
+	defer span.End()
+	return span.SpanContext().TraceID().String(), nil
+}
