@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support.command_line import Ended, rara
 from support.running_scheduler import RunningScheduler, running_scheduler
 
 SEED = b"a seed"
+LEXICON = ContextVar("LEXICON", default=b"a lexicon")  # that a step reads, though no definition names it
 
 
 @pytest_asyncio.fixture
@@ -34,6 +36,10 @@ async def work(job: AutoJob) -> object:
     if job.request.kind == "flow.index" and (job.input or {}).get("depth") == 13:
         raise JobFailure("UNLUCKY", retryable=False)
     given = [job.request.kind, job.request.kind_version, job.input]
+    if job.request.kind == "flow.aside":
+        lexicon = artifact("lexicon", LEXICON.get())
+        job.consumed.append(lexicon.digest)
+        given.append(lexicon.digest.sha256)
     given += sorted([item.name, item.digest.sha256] for item in job.request.input_artifacts)
     data = json.dumps(given).encode()
     name = job.request.kind.removeprefix("flow.")
@@ -125,6 +131,10 @@ async def test_each_cause_is_found_between_two_real_runs(world: RunningScheduler
         other_depth = await run(world, depth=2)
         other_seed = await run(world, seed=b"another seed")
         other_definition = await run(world, version=2)
+    LEXICON.set(b"another lexicon")
+    async with executor(world):
+        other_lexicon = await run(world)
+    LEXICON.set(b"a lexicon")
     async with executor(world, versions=("1.1.0",), executor_kind="go"):
         other_code = await run(world)
 
@@ -164,6 +174,11 @@ async def test_each_cause_is_found_between_two_real_runs(world: RunningScheduler
         "collect": SAME,
         "aside": SAME,
     }
+    digests = sorted(artifact("", data).digest.sha256 for data in (b"a lexicon", b"another lexicon"))
+    document = await difference(other_lexicon)
+    assert told(document).pop("aside")[0] == "cause"
+    assert sorted(told(document)["aside"][1]) == [("read", digest) for digest in digests]
+    assert [step["verdict"] for step in document["steps"][1:]] == ["same"] * 3
     document = await difference(other_code)
     assert {name: verdict for name, (verdict, _) in told(document).items()} == dict.fromkeys(
         ("collect", "clean", "index", "aside"), "cause"

@@ -41,6 +41,7 @@ class AutoJob:
         self.request = request
         self.lease = request.lease
         self.artifacts: list[common_pb2.Artifact] = []  # becomes the manifest of its success
+        self.consumed: list[common_pb2.Digest] = []  # what it says it has read
         self.cancel_reason = ""
         self.sequence = 0
         self._executor = executor
@@ -237,7 +238,9 @@ class AutoExecutor:
             )
         except Exception as error:  # as an SDK does: a handler's bug is a failure of its attempt
             return job_events.failed(job.lease, job.next_sequence(), message=repr(error))
-        return job_events.succeeded(job.lease, job.next_sequence(), output=output, artifacts=job.artifacts)
+        return job_events.succeeded(
+            job.lease, job.next_sequence(), output=output, artifacts=job.artifacts, consumed=job.consumed
+        )
 
     async def _end(self, job: AutoJob, outcome: str) -> None:
         """Free the slot and raise the credit by it."""
