@@ -1,61 +1,72 @@
--- Starting and retrying a run: one statement each, so that nothing of a run can be leased before all of it is there.
+-- Starting and retrying runs: one statement each, so that nothing of a run can be leased before all of it is there.
 
--- name: start_run
--- The run, its steps and dependencies, what is ready, its artifacts and the caller's key. No row back: the key is
--- taken. It waits for another start with the same key that has not committed yet. Arrays of one group are of equal
--- length.
---   run        $1 workflow_run_id, $2 definition, $3 version, $4 on_failure, $5 input, $6 labels, $7 traceparent,
---              $8 tracestate, $9 seconds to the deadline
---   key        $10 the key or null, $11 hash of the request
---   steps      $12 ids, $13 names, $14 routes, $15 idempotency keys, $16 schedule_timeout in seconds
---   edges      $17 step, $18 depends on
---   ready      $19 ids, $20 routes, $21 timeout in seconds, $22 schedule_timeout in seconds
---   artifacts  $23 names, $24 sha256, $25 sizes, $26 media types, $27 types, $28 inline, $29 metadata
-with key as (
+-- name: start_runs
+-- Runs, their steps and dependencies, what is ready, their artifacts and the callers' keys. A run whose key is taken
+-- is not started, and its id does not come back. It waits for another start with the same key that has not committed
+-- yet; keys are taken in order, so that two batches cannot wait for each other. Arrays of one group are of equal length.
+--   runs       $1 workflow_run_id, $2 definition, $3 version, $4 on_failure, $5 input, $6 labels, $7 traceparent,
+--              $8 tracestate, $9 seconds to the deadline, $10 number of steps, $11 the key or null, $12 hash of the
+--              request
+--   steps      $13 run, $14 ids, $15 names, $16 routes, $17 idempotency keys, $18 schedule_timeout in seconds
+--   edges      $19 run, $20 step, $21 depends on
+--   ready      $22 run, $23 ids, $24 routes, $25 timeout in seconds, $26 schedule_timeout in seconds
+--   artifacts  $27 run, $28 names, $29 sha256, $30 sizes, $31 media types, $32 types, $33 inline, $34 metadata
+with given as materialized (
+    select *
+      from unnest($1::uuid[], $2::text[], $3::int[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[],
+                  $9::float8[], $10::int[], $11::text[], $12::text[])
+           as g (workflow_run_id, definition, definition_version, on_failure, input, labels, traceparent, tracestate,
+                 timeout_s, steps_total, idempotency_key, request_sha256)
+), key as (
     insert into rara.start_key (idempotency_key, request_sha256, workflow_run_id)
-    select $10::text, $11::text, $1::uuid
-     where $10::text is not null
+    select idempotency_key, request_sha256, workflow_run_id
+      from given
+     where idempotency_key is not null
+     order by idempotency_key
     on conflict do nothing
     returning workflow_run_id
 ), run as (
     insert into rara.workflow_run (workflow_run_id, definition, definition_version, on_failure, input, labels,
                                    traceparent, tracestate, deadline, steps_total)
-    select $1::uuid, $2::text, $3::int, $4::text, $5::bytea, $6::jsonb, $7::text, $8::text,
-           now() + make_interval(secs => $9::float8), cardinality($12::uuid[])
-     where $10::text is null or exists (select from key)
+    select workflow_run_id, definition, definition_version, on_failure, input, labels::jsonb, traceparent, tracestate,
+           now() + make_interval(secs => timeout_s), steps_total
+      from given
+     where idempotency_key is null or workflow_run_id in (select workflow_run_id from key)
     returning workflow_run_id
 ), step as (
     insert into rara.step_run (step_run_id, workflow_run_id, step_name, route_id, idempotency_key, schedule_timeout)
-    select s.step_run_id, run.workflow_run_id, s.step_name, s.route_id, s.idempotency_key,
+    select s.step_run_id, workflow_run_id, s.step_name, s.route_id, s.idempotency_key,
            make_interval(secs => s.schedule_timeout_s)
-      from run,
-           unnest($12::uuid[], $13::text[], $14::int[], $15::text[], $16::float8[])
-           as s (step_run_id, step_name, route_id, idempotency_key, schedule_timeout_s)
+      from unnest($13::uuid[], $14::uuid[], $15::text[], $16::int[], $17::text[], $18::float8[])
+           as s (workflow_run_id, step_run_id, step_name, route_id, idempotency_key, schedule_timeout_s)
+      join run using (workflow_run_id)
 ), edge as (
     insert into rara.step_dependency (step_run_id, depends_on_step_run_id)
     select e.step_run_id, e.depends_on
-      from run, unnest($17::uuid[], $18::uuid[]) as e (step_run_id, depends_on)
+      from unnest($19::uuid[], $20::uuid[], $21::uuid[]) as e (workflow_run_id, step_run_id, depends_on)
+      join run using (workflow_run_id)
 ), ready as (
     insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, released_at, deadline,
                             schedule_deadline, revision)
-    select r.route_id, now(), r.step_run_id, run.workflow_run_id, now(), now() + make_interval(secs => r.timeout_s),
+    select r.route_id, now(), r.step_run_id, workflow_run_id, now(), now() + make_interval(secs => r.timeout_s),
            now() + make_interval(secs => r.schedule_timeout_s), 1
-      from run,
-           unnest($19::uuid[], $20::int[], $21::float8[], $22::float8[])
-           as r (step_run_id, route_id, timeout_s, schedule_timeout_s)
+      from unnest($22::uuid[], $23::uuid[], $24::int[], $25::float8[], $26::float8[])
+           as r (workflow_run_id, step_run_id, route_id, timeout_s, schedule_timeout_s)
+      join run using (workflow_run_id)
 ), artifact as (
     insert into rara.run_artifact (workflow_run_id, name, sha256, size_bytes, media_type, type, inline, metadata)
-    select run.workflow_run_id, a.name, a.sha256, a.size_bytes, a.media_type, a.type, a.inline, a.metadata
-      from run,
-           unnest($23::text[], $24::text[], $25::bigint[], $26::text[], $27::text[], $28::bytea[], $29::bytea[])
-           as a (name, sha256, size_bytes, media_type, type, inline, metadata)
+    select workflow_run_id, a.name, a.sha256, a.size_bytes, a.media_type, a.type, a.inline, a.metadata
+      from unnest($27::uuid[], $28::text[], $29::text[], $30::bigint[], $31::text[], $32::text[], $33::bytea[],
+                  $34::bytea[])
+           as a (workflow_run_id, name, sha256, size_bytes, media_type, type, inline, metadata)
+      join run using (workflow_run_id)
 )
 select workflow_run_id::text from run;
 
--- name: start_key_get
-select workflow_run_id::text, request_sha256
+-- name: start_keys_get
+select idempotency_key, workflow_run_id::text, request_sha256
   from rara.start_key
- where idempotency_key = $1;
+ where idempotency_key = any($1::text[]);
 
 -- name: start_key_insert
 -- A key for a run that exists already. No row back: the key is taken.

@@ -485,7 +485,7 @@ def test_no_statement_of_work_notifies() -> None:
         "apply_batch",
         "grant_leases",
         "renew_leases",
-        "start_run",
+        "start_runs",
         "update_runs",
         "release_dependants",
     ):

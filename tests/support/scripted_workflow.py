@@ -243,6 +243,17 @@ class ScriptedWorkflow(workflow_pb2_grpc.WorkflowServiceServicer):
         self.put_run(run)
         return workflow_pb2.StartRunResponse(run=run)
 
+    async def BatchStartRuns(
+        self, request: workflow_pb2.BatchStartRunsRequest, context: Any
+    ) -> workflow_pb2.BatchStartRunsResponse:
+        answer = workflow_pb2.BatchStartRunsResponse()
+        for each in request.requests:
+            started = await self.StartRun(each, context)
+            answer.runs.add(
+                workflow_run_id=started.run.workflow_run_id, already_started=started.already_started
+            )
+        return answer
+
     async def GetRun(self, request: workflow_pb2.GetRunRequest, context: Any) -> workflow_pb2.GetRunResponse:
         await self.script.arrive("GetRun", request, context)
         run = await self._run(request.workflow_run_id, context)

@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rara.v1 import artifact_pb2_grpc, common_pb2, workflow_pb2, workflow_pb2_grpc
 
 from rara_client.blobs import save
+from rara_client.bulk import Requests, start_all
 from rara_client.calls import AnyQ, AnyR, Calls, UnaryMethod
 from rara_client.channel import channel_options, is_loopback, open_channel
 from rara_client.cursors import RUN_ENDED, RunCursor, StepCursor
@@ -168,6 +169,45 @@ class Client:
         return await self.call(
             self.workflow.StartRun, request, is_repeatable=bool(idempotency_key), timeout_s=timeout_s
         )
+
+    async def batch_start_runs(
+        self, requests: Iterable[workflow_pb2.StartRunRequest], *, timeout_s: float | None = None
+    ) -> workflow_pb2.BatchStartRunsResponse:
+        """Start up to 1,000 runs in one transaction: all or none; repeated only if each carries a key.
+
+        A fault about one of them has its `index` in its metadata.
+        """
+        request = workflow_pb2.BatchStartRunsRequest(requests=requests)
+        has_keys = all(each.idempotency_key for each in request.requests)
+        return await self.call(
+            self.workflow.BatchStartRuns, request, is_repeatable=has_keys, timeout_s=timeout_s
+        )
+
+    async def start_runs(
+        self,
+        requests: Requests,
+        *,
+        batch_size: int = 500,
+        in_flight: int = 4,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[workflow_pb2.StartedRun, None]:
+        """Start any number of runs, and tell of each what it started, in order; close it when done.
+
+        Takes requests as it goes, `batch_size` for a call and `in_flight` calls at once: memory stays bounded however
+        many there are. A fault ends it; what came before it has been started, what comes after it may have been. Give
+        each request an idempotency key, and the whole can be repeated.
+        """
+
+        async def start_batch(
+            batch: list[workflow_pb2.StartRunRequest],
+        ) -> workflow_pb2.BatchStartRunsResponse:
+            return await self.batch_start_runs(batch, timeout_s=timeout_s)
+
+        async with aclosing(
+            start_all(start_batch, requests, batch_size=batch_size, in_flight=in_flight)
+        ) as started:
+            async for each in started:
+                yield each
 
     async def get_run(
         self, workflow_run_id: str, *, include_steps: bool = False, timeout_s: float | None = None

@@ -1,8 +1,8 @@
 """What starts a run: the values of a request that was checked field by field, and the hash that tells two apart."""
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
 
@@ -10,9 +10,11 @@ from rara_scheduler.domain.canonical import Json, digest, loads_exact
 from rara_scheduler.domain.definition import DefinitionSpec, check_label_secrets
 from rara_scheduler.domain.errors import Code, Fault, FieldViolation
 from rara_scheduler.domain.payload import pointer
-from rara_scheduler.domain.secrets import find_secret
+from rara_scheduler.domain.secrets import find_secret, value_rule
 from rara_scheduler.domain.violations import Violations
 
+MAX_BATCH: Final = 1000
+MAX_BATCH_STEPS: Final = 10_000
 MAX_KEY_CHARS: Final = 255
 MAX_TRACESTATE_CHARS: Final = 512
 
@@ -48,10 +50,43 @@ class StartCommand:
     tracestate: str = ""
 
 
+def of_request(index: int, fault: Fault) -> Fault:
+    """What is wrong with one request of a batch, as the batch's own fault: `index` is in its metadata."""
+    path = f"requests[{index}]"
+    fields = tuple(replace(each, field=f"{path}.{each.field}") for each in fault.fields)
+    metadata = fault.metadata | {"index": str(index)}
+    if "path" in metadata:
+        metadata["path"] = f"{path}.{metadata['path']}"
+    return Fault(
+        fault.code,
+        f"{path}: {fault.message}",
+        fields=fields,
+        metadata=metadata,
+        retry_after_s=fault.retry_after_s,
+    )
+
+
+def check_keys(commands: Sequence[StartCommand]) -> None:
+    """Raise FIELD_INVALID where two requests of a batch have one key."""
+    seen: dict[str, int] = {}
+    violations = Violations()
+    for index, command in enumerate(commands):
+        key = command.idempotency_key
+        if key is None:
+            continue
+        first = seen.setdefault(key, index)
+        if first != index:
+            violations.add(f"requests[{index}].idempotency_key", f"is that of requests[{first}] too")
+    if violations:
+        raise violations.fault(Code.FIELD_INVALID, "the runs cannot be started")
+
+
 def check_key(key: str, violations: Violations, path: str = "idempotency_key") -> str | None:
     """The caller's key, None where it is empty. Adds what is wrong with it."""
     if key and not _KEY.fullmatch(key):
         violations.add(path, f"must be at most {MAX_KEY_CHARS} characters without control characters")
+    elif key and (rule := value_rule(key)):
+        violations.add(path, f"holds a raw secret (rule {rule})", Code.SECRET_IN_PAYLOAD)
     return key or None
 
 

@@ -143,6 +143,7 @@ def _arguments(
         before = earlier.get(name)
         goes_on = before is not None and not before.succeeded
         rows.add(
+            run_id,
             step,
             route_id=registered.route_ids[name],
             ids=ids,

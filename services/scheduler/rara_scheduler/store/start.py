@@ -1,16 +1,21 @@
 """Starting runs: everything of a run in one transaction, once per caller's key."""
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
-from rara_scheduler.domain.canonical import Json
-from rara_scheduler.domain.errors import Code, Fault
+from rara_scheduler.domain.errors import Code, Fault, field_invalid
 from rara_scheduler.domain.payload import parse_payload
 from rara_scheduler.domain.start_command import (
+    MAX_BATCH_STEPS,
     RunArtifact,
     StartCommand,
     check_artifacts,
+    check_keys,
+    of_request,
     refuse_secrets,
     request_sha256,
 )
@@ -20,6 +25,7 @@ from rara_scheduler.store.queries import query
 from rara_scheduler.store.step_rows import StepColumns, new_id
 
 _TRIES: Final = 3
+_BREATH: Final = 50  # requests of a batch that are checked without a pause
 
 
 class IdempotencyConflict(Fault):
@@ -33,13 +39,46 @@ class IdempotencyConflict(Fault):
 
 async def run_of_key(connection: Connection, key: str, sha256: str) -> str | None:
     """The run that a key started, None if it started none. Raises IdempotencyConflict for other content."""
-    row = await connection.fetchrow(query("start_key_get"), key)
-    if row is None:
-        return None
-    if row["request_sha256"] != sha256:
-        raise IdempotencyConflict(row["workflow_run_id"])
-    workflow_run_id: str = row["workflow_run_id"]
+    found = await _runs_of_keys(connection, [key])
+    return _same_content(found[key], sha256) if key in found else None
+
+
+async def _runs_of_keys(connection: Connection, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """By key: the run that it started, and the hash of what asked for it."""
+    rows = await connection.fetch(query("start_keys_get"), keys)
+    return {row["idempotency_key"]: (row["workflow_run_id"], row["request_sha256"]) for row in rows}
+
+
+def _same_content(found: tuple[str, str], sha256: str) -> str:
+    workflow_run_id, found_sha256 = found
+    if found_sha256 != sha256:
+        raise IdempotencyConflict(workflow_run_id)
     return workflow_run_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A run that is to be started. index: its place in a batch; None: it is no part of one."""
+
+    run_id: str
+    command: StartCommand
+    registered: Registered
+    sha256: str
+    index: int | None = None
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Say in faults which request of the batch they are about."""
+        try:
+            yield
+        except Fault as fault:
+            if self.index is None:
+                raise
+            raise of_request(self.index, fault) from fault
+
+    @property
+    def stored_artifacts(self) -> list[RunArtifact]:
+        return [artifact for artifact in self.command.artifacts if artifact.inline is None]
 
 
 class RunStarter:
@@ -64,49 +103,103 @@ class RunStarter:
         Raises Fault: DEFINITION_NOT_FOUND; SECRET_IN_PAYLOAD; ARTIFACT_MISMATCH, ARTIFACT_NOT_FOUND,
         PAYLOAD_TOO_LARGE or FIELD_INVALID for the artifacts; IDEMPOTENCY_CONFLICT naming the run.
         """
-        value = None if command.input is None else parse_payload(command.input)
         registered = await self._definitions.load(command.definition, command.version)
+        (started,) = await self._start([self._checked(command, registered)])
+        return started
+
+    async def start_batch(self, commands: Sequence[StartCommand]) -> list[tuple[str, bool]]:
+        """Start all or none, in one transaction; what `start` returns, for each.
+
+        Raises the faults of `start` with the request's `index` in their metadata, and FIELD_INVALID for more than
+        MAX_BATCH_STEPS steps or a key that is there twice.
+        """
+        check_keys(commands)
+        loaded: dict[
+            tuple[str, int], Registered
+        ] = {}  # the newest version is the same one for all of a batch
+        starts = []
+        steps = 0
+        for index, command in enumerate(commands):
+            try:
+                which = command.definition, command.version
+                if which not in loaded:
+                    loaded[which] = await self._definitions.load(*which)
+                starts.append(self._checked(command, loaded[which], index))
+            except Fault as fault:
+                raise of_request(index, fault) from fault
+            steps += len(loaded[which].spec.steps)
+            if steps > MAX_BATCH_STEPS:
+                raise field_invalid("requests", f"have more than {MAX_BATCH_STEPS} steps together")
+            if index % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)  # sessions and heartbeats are served by the same loop
+        return await self._start(starts)
+
+    def _checked(self, command: StartCommand, registered: Registered, index: int | None = None) -> _Start:
+        value = None if command.input is None else parse_payload(command.input)
         if not registered.spec.allows_secrets:
             refuse_secrets(command, value)
         check_artifacts(command, registered.spec, self._max_inline_bytes)
+        sha256 = "" if command.idempotency_key is None else request_sha256(command, value)
+        return _Start(new_id(), command, registered, sha256, index)
+
+    async def _start(self, starts: Sequence[_Start]) -> list[tuple[str, bool]]:
+        arguments = _arguments(starts)
         for attempt in range(1, _TRIES + 1):
             try:
-                return await self._start(command, registered, value)
+                started, earlier = await self._try(starts, arguments)
             except Conflict:
                 if attempt == _TRIES:
                     raise Fault(
                         Code.STORE_UNAVAILABLE, "the start met other transactions", retry_after_s=0.2
                     ) from None
+                continue
+            if started:
+                self._on_ready()
+            return [(earlier.get(each.run_id, each.run_id), each.run_id in earlier) for each in starts]
         raise AssertionError("unreachable")
 
-    async def _start(self, command: StartCommand, registered: Registered, value: Json) -> tuple[str, bool]:
-        key = command.idempotency_key
-        sha256 = "" if key is None else request_sha256(command, value)
-        arguments = _arguments(command, registered, sha256)
-        stored = [artifact for artifact in command.artifacts if artifact.inline is None]
-        if stored:
-            async with self._database.transaction() as connection:
-                started = await connection.fetchval(query("start_run"), *arguments)
-                if started is not None:
-                    await _lock_blobs(connection, stored)
-        else:  # one statement is a transaction by itself
-            async with self._database.connection() as connection:
-                started = await connection.fetchval(query("start_run"), *arguments)
-        if started is not None:
-            self._on_ready()
-            return str(started), False
-        # The key is taken, and its run has committed: the statement waited for it. A new one sees it.
-        assert key is not None  # noqa: S101 - without a key the statement always inserts
-        async with self._database.connection() as connection:
-            earlier = await run_of_key(connection, key, sha256)
-        if earlier is None:
+    async def _try(
+        self, starts: Sequence[_Start], arguments: Sequence[Any]
+    ) -> tuple[set[str], dict[str, str]]:
+        """The ids of what was started, and for the others the run that their key had started before."""
+        alone = len(starts) == 1 and not starts[0].stored_artifacts
+        # One statement is a transaction by itself.
+        scope = self._database.connection() if alone else self._database.transaction()
+        async with scope as connection:
+            started = {row[0] for row in await connection.fetch(query("start_runs"), *arguments)}
+            earlier = await _earlier(connection, [each for each in starts if each.run_id not in started])
+            await _lock_blobs(connection, [each for each in starts if each.run_id in started])
+        return started, earlier
+
+
+async def _earlier(connection: Connection, taken: Sequence[_Start]) -> dict[str, str]:
+    """The runs of keys that were taken. They have committed: the statement waited for them, and a new one sees them."""
+    if not taken:
+        return {}
+    # Without a key the statement always inserts.
+    found = await _runs_of_keys(connection, [each.command.idempotency_key or "" for each in taken])
+    earlier = {}
+    for each in taken:
+        key = each.command.idempotency_key or ""
+        if key not in found:
             raise Conflict("the key vanished with its run")
-        return earlier, True
+        with each.blamed():
+            earlier[each.run_id] = _same_content(found[key], each.sha256)
+    return earlier
 
 
-async def _lock_blobs(connection: Connection, artifacts: Sequence[RunArtifact]) -> None:
-    rows = await connection.fetch(query("start_blobs_lock"), [artifact.sha256 for artifact in artifacts])
+async def _lock_blobs(connection: Connection, starts: Sequence[_Start]) -> None:
+    wanted = {artifact.sha256 for each in starts for artifact in each.stored_artifacts}
+    if not wanted:
+        return
+    rows = await connection.fetch(query("start_blobs_lock"), sorted(wanted))
     sizes = {row["sha256"]: row["size_bytes"] for row in rows}
+    for each in starts:
+        with each.blamed():
+            _check_stored(each.stored_artifacts, sizes)
+
+
+def _check_stored(artifacts: Iterable[RunArtifact], sizes: Mapping[str, int]) -> None:
     for artifact in artifacts:
         metadata = {"name": artifact.name, "sha256": artifact.sha256}
         if artifact.sha256 not in sizes:
@@ -124,50 +217,71 @@ async def _lock_blobs(connection: Connection, artifacts: Sequence[RunArtifact]) 
             )
 
 
-def _arguments(command: StartCommand, registered: Registered, sha256: str) -> list[Any]:
-    """The parameters of `start_run`, in its order."""
-    spec = registered.spec
-    run_id = new_id()
+def _arguments(starts: Sequence[_Start]) -> list[Any]:
+    """The parameters of `start_runs`, in its order."""
+    steps = StepColumns()
+    for each in starts:
+        _add_steps(steps, each)
+    artifacts = [(each.run_id, artifact) for each in starts for artifact in each.command.artifacts]
+    return [
+        *_run_columns(starts),
+        steps.runs,
+        steps.ids,
+        steps.names,
+        steps.routes,
+        steps.keys,
+        steps.schedule_timeouts,
+        steps.edge_runs,
+        steps.edge_steps,
+        steps.edge_ups,
+        steps.ready_runs,
+        steps.ready_ids,
+        steps.ready_routes,
+        steps.ready_timeouts,
+        steps.ready_schedule_timeouts,
+        [run_id for run_id, _ in artifacts],
+        [artifact.name for _, artifact in artifacts],
+        [artifact.sha256 for _, artifact in artifacts],
+        [artifact.size_bytes for _, artifact in artifacts],
+        [artifact.media_type for _, artifact in artifacts],
+        [artifact.type for _, artifact in artifacts],
+        [artifact.inline for _, artifact in artifacts],
+        [artifact.metadata for _, artifact in artifacts],
+    ]
+
+
+def _run_columns(starts: Sequence[_Start]) -> list[list[Any]]:
+    rows = []
+    for each in starts:
+        command, spec = each.command, each.registered.spec
+        rows.append(
+            (
+                each.run_id,
+                spec.definition,
+                spec.version,
+                spec.on_failure,
+                command.input,
+                json.dumps(dict(command.labels)),
+                command.traceparent,
+                command.tracestate,
+                spec.run_timeout_s if command.run_timeout_s is None else command.run_timeout_s,
+                len(spec.steps),
+                command.idempotency_key,
+                each.sha256,
+            )
+        )
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _add_steps(steps: StepColumns, each: _Start) -> None:
+    spec = each.registered.spec
     ids = {name: new_id() for name in spec.steps}
-    rows = StepColumns()
     for name, step in spec.steps.items():
-        rows.add(
+        steps.add(
+            each.run_id,
             step,
-            route_id=registered.route_ids[name],
+            route_id=each.registered.route_ids[name],
             ids=ids,
-            idempotency_key=f"{run_id}/{name}",
+            idempotency_key=f"{each.run_id}/{name}",
             is_ready=not step.depends_on,
         )
-    timeout_s = spec.run_timeout_s if command.run_timeout_s is None else command.run_timeout_s
-    artifacts = command.artifacts
-    return [
-        run_id,
-        spec.definition,
-        spec.version,
-        spec.on_failure,
-        command.input,
-        json.dumps(dict(command.labels)),
-        command.traceparent,
-        command.tracestate,
-        timeout_s,
-        command.idempotency_key,
-        sha256,
-        rows.ids,
-        rows.names,
-        rows.routes,
-        rows.keys,
-        rows.schedule_timeouts,
-        rows.edge_steps,
-        rows.edge_ups,
-        rows.ready_ids,
-        rows.ready_routes,
-        rows.ready_timeouts,
-        rows.ready_schedule_timeouts,
-        [each.name for each in artifacts],
-        [each.sha256 for each in artifacts],
-        [each.size_bytes for each in artifacts],
-        [each.media_type for each in artifacts],
-        [each.type for each in artifacts],
-        [each.inline for each in artifacts],
-        [each.metadata for each in artifacts],
-    ]

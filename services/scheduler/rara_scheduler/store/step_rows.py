@@ -1,4 +1,4 @@
-"""The columns in which a new run's steps go to the database."""
+"""The columns in which the steps of new runs go to the database."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,14 +17,17 @@ def new_id() -> str:
 class StepColumns:
     """Lists of equal length in each group: steps, edges, ready steps. Times in seconds."""
 
+    runs: list[str] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     routes: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     schedule_timeouts: list[float | None] = field(default_factory=list)
     goes_on_for: list[str | None] = field(default_factory=list)
+    edge_runs: list[str] = field(default_factory=list)
     edge_steps: list[str] = field(default_factory=list)
     edge_ups: list[str] = field(default_factory=list)
+    ready_runs: list[str] = field(default_factory=list)
     ready_ids: list[str] = field(default_factory=list)
     ready_routes: list[int] = field(default_factory=list)
     ready_timeouts: list[float | None] = field(default_factory=list)
@@ -32,6 +35,7 @@ class StepColumns:
 
     def add(
         self,
+        workflow_run_id: str,
         step: StepSpec,
         *,
         route_id: int,
@@ -42,6 +46,7 @@ class StepColumns:
     ) -> None:
         """One step; ids: of it and of every step that it depends on, by name."""
         step_run_id = ids[step.step_name]
+        self.runs.append(workflow_run_id)
         self.ids.append(step_run_id)
         self.names.append(step.step_name)
         self.routes.append(route_id)
@@ -49,9 +54,11 @@ class StepColumns:
         self.schedule_timeouts.append(step.schedule_timeout_s)
         self.goes_on_for.append(goes_on_for)
         for up in step.depends_on:
+            self.edge_runs.append(workflow_run_id)
             self.edge_steps.append(step_run_id)
             self.edge_ups.append(ids[up])
         if is_ready:
+            self.ready_runs.append(workflow_run_id)
             self.ready_ids.append(step_run_id)
             self.ready_routes.append(route_id)
             self.ready_timeouts.append(step.timeout_s)

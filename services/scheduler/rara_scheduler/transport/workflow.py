@@ -1,5 +1,6 @@
 """WorkflowService, thin: convert, call, convert back."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from rara.v1 import common_pb2, job_pb2, workflow_pb2, workflow_pb2_grpc
 from rara_scheduler.domain import ids
 from rara_scheduler.domain.errors import Fault, field_invalid
 from rara_scheduler.domain.run import TERMINAL
+from rara_scheduler.domain.start_command import MAX_BATCH, StartCommand, of_request
 from rara_scheduler.domain.views import RunView, StepView
 from rara_scheduler.store.database import DataRefused
 from rara_scheduler.store.definitions import DefinitionStore
@@ -30,6 +32,7 @@ from rara_scheduler.watching import Alive, RunUpdate, SnapshotEnd, StepUpdate, S
 
 Context = Any  # grpc.aio's generic context differs between its stubs and its run-time class
 _VERSION = re.compile(r"[0-9]{1,9}")
+_BREATH = 50  # requests of a batch that are read without a pause
 
 
 class Canceller(Protocol):
@@ -133,13 +136,42 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
     async def StartRun(
         self, request: workflow_pb2.StartRunRequest, context: Context
     ) -> workflow_pb2.StartRunResponse:
-        command = convert_requests.start_command(request, self._max_payload_bytes)
-        traceparent, tracestate = self._tracing.run_context(command.traceparent, command.tracestate)
-        command = replace(command, traceparent=traceparent, tracestate=tracestate)
-        run_id, already_started = await self._starter.start(command)
+        run_id, already_started = await self._starter.start(self._start_command(request))
         if not already_started:
             self._metrics.run_started()
         return workflow_pb2.StartRunResponse(run=await self._run(run_id), already_started=already_started)
+
+    @answers
+    async def BatchStartRuns(
+        self, request: workflow_pb2.BatchStartRunsRequest, context: Context
+    ) -> workflow_pb2.BatchStartRunsResponse:
+        if not 1 <= len(request.requests) <= MAX_BATCH:
+            raise field_invalid("requests", f"must be 1 to {MAX_BATCH}, not {len(request.requests)}")
+        commands = []
+        for index, each in enumerate(request.requests):
+            try:
+                commands.append(self._start_command(each, keeps_trace=True))
+            except Fault as fault:
+                raise of_request(index, fault) from fault
+            if index % _BREATH == _BREATH - 1:
+                await asyncio.sleep(0)  # sessions and heartbeats are served by the same loop
+        started = await self._starter.start_batch(commands)
+        for _, already_started in started:
+            if not already_started:
+                self._metrics.run_started()
+        return workflow_pb2.BatchStartRunsResponse(
+            runs=[workflow_pb2.StartedRun(workflow_run_id=i, already_started=known) for i, known in started]
+        )
+
+    def _start_command(
+        self, request: workflow_pb2.StartRunRequest, *, keeps_trace: bool = False
+    ) -> StartCommand:
+        """keeps_trace: a trace that the request names is not continued by the span of this call."""
+        command = convert_requests.start_command(request, self._max_payload_bytes)
+        if keeps_trace and command.traceparent:
+            return command
+        traceparent, tracestate = self._tracing.run_context(command.traceparent, command.tracestate)
+        return replace(command, traceparent=traceparent, tracestate=tracestate)
 
     @answers
     async def GetRun(
