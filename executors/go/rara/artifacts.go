@@ -106,6 +106,9 @@ type KeptArtifact struct {
 // Keep stores what content gives for checkpoints: name it in Progress.Artifacts. Keep again what two checkpoints in a
 // row did not name: nothing has held its bytes meanwhile.
 func (a *Artifacts) Keep(ctx context.Context, name string, content io.Reader) (*KeptArtifact, error) {
+	if err := engine.CheckName(name); err != nil {
+		return nil, err
+	}
 	digest, err := a.held.Keep(ctx, content)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint artifact %q: %w", name, err)

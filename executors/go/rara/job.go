@@ -159,6 +159,9 @@ func keptArtifacts(report Progress) ([]engine.Kept, error) {
 	}
 	var kept []engine.Kept
 	for _, artifact := range report.Artifacts {
+		if err := engine.CheckName(artifact.Name); err != nil {
+			return nil, err
+		}
 		kept = append(kept, engine.Kept{Name: artifact.Name, SHA256: artifact.SHA256})
 	}
 	return kept, nil

@@ -22,6 +22,7 @@ func ownProcess() *rara.Registry {
 	for kind, handler := range map[string]rara.Handler[any, any]{
 		"all":       allOfIt,
 		"obey":      obeying,
+		"save":      saving,
 		"ignore":    ignoring,
 		"panic":     func(context.Context, *rara.Job[any]) (any, error) { panic("caught") },
 		"die":       func(context.Context, *rara.Job[any]) (any, error) { os.Exit(7); return nil, nil },

@@ -127,6 +127,8 @@ def _checked(given: Mapping[str, Keepable]) -> Mapping[str, Keepable]:
             f"{len(given)} artifacts of a checkpoint, the limit is {MAX_CHECKPOINT_ARTIFACTS}",
             retryable=False,
         )
+    for name in given:
+        artifact_rules.check(name, "checkpoint", "application/octet-stream")
     return given
 
 

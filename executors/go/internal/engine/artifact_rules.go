@@ -25,6 +25,11 @@ var (
 	mediaType = regexp.MustCompile("^[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}(?:;[ -~]{1,200})?$")
 )
 
+// CheckName refuses what an artifact of a checkpoint cannot be called.
+func CheckName(name string) error {
+	return checkOutput(Output{Name: name, Type: "checkpoint", MediaType: "application/octet-stream"})
+}
+
 // checkOutput refuses what an output cannot be called. Final: the next attempt would call it the same.
 func checkOutput(output Output) error {
 	invalid := func(format string, args ...any) error {
