@@ -324,7 +324,7 @@ type WriteBlobRequest struct {
 	Offset int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	// At most what one message may hold; 256 KiB to 1 MiB serve best. May be empty.
 	Data []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
-	// In the last message: verify and keep. Bytes that are not the digest's are ARTIFACT_MISMATCH, and the upload is
+	// In the last message: verify and keep; what comes after it is not read. Bytes that are not the digest's are ARTIFACT_MISMATCH, and the upload is
 	// dropped.
 	Finish        bool `protobuf:"varint,4,opt,name=finish,proto3" json:"finish,omitempty"`
 	unknownFields protoimpl.UnknownFields

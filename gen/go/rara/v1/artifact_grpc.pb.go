@@ -37,9 +37,11 @@ const (
 type ArtifactServiceClient interface {
 	// Which blobs still have to be uploaded.
 	FindMissingBlobs(ctx context.Context, in *FindMissingBlobsRequest, opts ...grpc.CallOption) (*FindMissingBlobsResponse, error)
-	// Begins an upload. Several of one digest may go on at once.
+	// Begins an upload, or gives the one that the same step, or another client, has left: ask QueryWriteStatus where to
+	// go on. Several of one digest may go on at once. ARTIFACT_TOO_LARGE is final; QUOTA_EXCEEDED and QUEUE_FULL may pass.
 	CreateUpload(ctx context.Context, in *CreateUploadRequest, opts ...grpc.CallOption) (*CreateUploadResponse, error)
-	// Sends bytes; goes on where a broken call ended. One call at a time may write an upload.
+	// Sends bytes; goes on where a broken call ended. One call at a time may write an upload. A lease that passes on
+	// meanwhile ends it with LEASE_LOST; what is stored stays for the step's next attempt.
 	WriteBlob(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[WriteBlobRequest, WriteBlobResponse], error)
 	// Where to go on.
 	QueryWriteStatus(ctx context.Context, in *QueryWriteStatusRequest, opts ...grpc.CallOption) (*QueryWriteStatusResponse, error)
@@ -150,9 +152,11 @@ type ArtifactService_ReadBlobClient = grpc.ServerStreamingClient[ReadBlobRespons
 type ArtifactServiceServer interface {
 	// Which blobs still have to be uploaded.
 	FindMissingBlobs(context.Context, *FindMissingBlobsRequest) (*FindMissingBlobsResponse, error)
-	// Begins an upload. Several of one digest may go on at once.
+	// Begins an upload, or gives the one that the same step, or another client, has left: ask QueryWriteStatus where to
+	// go on. Several of one digest may go on at once. ARTIFACT_TOO_LARGE is final; QUOTA_EXCEEDED and QUEUE_FULL may pass.
 	CreateUpload(context.Context, *CreateUploadRequest) (*CreateUploadResponse, error)
-	// Sends bytes; goes on where a broken call ended. One call at a time may write an upload.
+	// Sends bytes; goes on where a broken call ended. One call at a time may write an upload. A lease that passes on
+	// meanwhile ends it with LEASE_LOST; what is stored stays for the step's next attempt.
 	WriteBlob(grpc.ClientStreamingServer[WriteBlobRequest, WriteBlobResponse]) error
 	// Where to go on.
 	QueryWriteStatus(context.Context, *QueryWriteStatusRequest) (*QueryWriteStatusResponse, error)

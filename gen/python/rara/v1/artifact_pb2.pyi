@@ -210,7 +210,7 @@ class WriteBlobRequest(_message.Message):
     data: _builtins.bytes
     """At most what one message may hold; 256 KiB to 1 MiB serve best. May be empty."""
     finish: _builtins.bool
-    """In the last message: verify and keep. Bytes that are not the digest's are ARTIFACT_MISMATCH, and the upload is
+    """In the last message: verify and keep; what comes after it is not read. Bytes that are not the digest's are ARTIFACT_MISMATCH, and the upload is
     dropped.
     """
     def __init__(

@@ -86,14 +86,16 @@ class ArtifactServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateUpload(self, request, context):
-        """Begins an upload. Several of one digest may go on at once.
+        """Begins an upload, or gives the one that the same step, or another client, has left: ask QueryWriteStatus where to
+        go on. Several of one digest may go on at once. ARTIFACT_TOO_LARGE is final; QUOTA_EXCEEDED and QUEUE_FULL may pass.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WriteBlob(self, request_iterator, context):
-        """Sends bytes; goes on where a broken call ended. One call at a time may write an upload.
+        """Sends bytes; goes on where a broken call ended. One call at a time may write an upload. A lease that passes on
+        meanwhile ends it with LEASE_LOST; what is stored stays for the step's next attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -21,9 +21,13 @@ class ArtifactServiceStub:
     FindMissingBlobs: _aio.UnaryUnaryMultiCallable[_artifact_pb2.FindMissingBlobsRequest, _artifact_pb2.FindMissingBlobsResponse]
     """Which blobs still have to be uploaded."""
     CreateUpload: _aio.UnaryUnaryMultiCallable[_artifact_pb2.CreateUploadRequest, _artifact_pb2.CreateUploadResponse]
-    """Begins an upload. Several of one digest may go on at once."""
+    """Begins an upload, or gives the one that the same step, or another client, has left: ask QueryWriteStatus where to
+    go on. Several of one digest may go on at once. ARTIFACT_TOO_LARGE is final; QUOTA_EXCEEDED and QUEUE_FULL may pass.
+    """
     WriteBlob: _aio.StreamUnaryMultiCallable[_artifact_pb2.WriteBlobRequest, _artifact_pb2.WriteBlobResponse]
-    """Sends bytes; goes on where a broken call ended. One call at a time may write an upload."""
+    """Sends bytes; goes on where a broken call ended. One call at a time may write an upload. A lease that passes on
+    meanwhile ends it with LEASE_LOST; what is stored stays for the step's next attempt.
+    """
     QueryWriteStatus: _aio.UnaryUnaryMultiCallable[_artifact_pb2.QueryWriteStatusRequest, _artifact_pb2.QueryWriteStatusResponse]
     """Where to go on."""
     CompleteUpload: _aio.UnaryUnaryMultiCallable[_artifact_pb2.CompleteUploadRequest, _artifact_pb2.CompleteUploadResponse]
@@ -52,7 +56,9 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _artifact_pb2.CreateUploadRequest,
         context: _aio.ServicerContext[_artifact_pb2.CreateUploadRequest, _abc.Awaitable[_artifact_pb2.CreateUploadResponse]],
     ) -> _abc.Awaitable[_artifact_pb2.CreateUploadResponse]:
-        """Begins an upload. Several of one digest may go on at once."""
+        """Begins an upload, or gives the one that the same step, or another client, has left: ask QueryWriteStatus where to
+        go on. Several of one digest may go on at once. ARTIFACT_TOO_LARGE is final; QUOTA_EXCEEDED and QUEUE_FULL may pass.
+        """
 
     @_abc_1.abstractmethod
     def WriteBlob(
@@ -60,7 +66,9 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_artifact_pb2.WriteBlobRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_artifact_pb2.WriteBlobRequest], _abc.Awaitable[_artifact_pb2.WriteBlobResponse]],
     ) -> _abc.Awaitable[_artifact_pb2.WriteBlobResponse]:
-        """Sends bytes; goes on where a broken call ended. One call at a time may write an upload."""
+        """Sends bytes; goes on where a broken call ended. One call at a time may write an upload. A lease that passes on
+        meanwhile ends it with LEASE_LOST; what is stored stays for the step's next attempt.
+        """
 
     @_abc_1.abstractmethod
     def QueryWriteStatus(
