@@ -29,7 +29,7 @@ from rara_scheduler.blobs.port import (
     StoredBlob,
     UploadBusy,
 )
-from rara_scheduler.blobs.s3_objects import CallBounds, ObjectFacts, S3Objects
+from rara_scheduler.blobs.s3_objects import CallBounds, Content, ObjectFacts, S3Objects
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ MIB: Final = 1024 * 1024
 PIECE_BYTES: Final = 8 * MIB  # what a killed scheduler loses of an upload at most
 PART_BYTES: Final = 8 * MIB  # of an object that is put together; S3 wants 5 MiB at least
 CHUNK_BYTES: Final = 256 * 1024
-BLOCK_BYTES: Final = 4 * MIB  # read at once: a request that ends soon, however slow the reader is
+BLOCK_BYTES: Final = 2 * MIB  # read at once: a request that ends soon, however slow the reader is
 _MAX_PARTS: Final = 9_000  # of one object; S3 takes 10,000
 _CALL_THREADS: Final = 32
 _JOIN_THREADS: Final = 2  # blobs made from pieces at one time: each holds a few parts in memory
@@ -307,14 +307,13 @@ class S3Writer:
         """Store what came since the last piece. Raises UploadBusy when another scheduler has written that place."""
         if not self._rest:
             return
-        data = bytes(self._rest)
-        key = f"partial/{self._upload_id}/{self._stored_bytes:015d}"
+        data, key = self._rest, f"partial/{self._upload_id}/{self._stored_bytes:015d}"
         if not await self._store.run(partial(self._store.objects.create, key, data, self._writer)):
-            self._rest.clear()  # what is stored there counts
+            self._rest = bytearray()  # what is stored there counts
             raise UploadBusy(self._upload_id)
         self._pieces.append(_Piece(key, len(data)))
         self._stored_bytes += len(data)
-        self._rest.clear()
+        self._rest = bytearray()
 
     async def save_what_came(self) -> None:
         """As far as can be: the caller is gone, by a broken connection or worse, and comes again for the rest."""
@@ -330,29 +329,29 @@ class S3Writer:
         stop = threading.Event()
         try:
             if self._pieces:
-                await self._store.join(partial(self._join, bytes(self._rest), stop), stop)
+                await self._store.join(partial(self._join, self._rest, stop), stop)
             else:
-                await self._store.run(partial(self._put, bytes(self._rest)))
+                await self._store.run(partial(self._put, self._rest))
         except _WrongBytes as error:
             await self._drop()
             raise BlobMismatch(self._expected, f"the bytes that arrived have the SHA-256 {error}") from None
         except UploadBusy:
-            self._rest.clear()  # else it would be stored as the piece of an upload that is over
+            self._rest = bytearray()  # else it would be stored as the piece of an upload that is over
             raise
         await self._drop()
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytearray) -> None:
         self._compare(hashlib.sha256(data).hexdigest())
         self._store.objects.put(blob_key(self._expected.sha256), data)
 
-    def _join(self, rest: bytes, stop: threading.Event) -> None:
+    def _join(self, rest: bytearray, stop: threading.Event) -> None:
         """Make the blob from the pieces and the rest. It appears only when all of its bytes are the digest's."""
         part_bytes = max(PART_BYTES, -(-self._expected.size_bytes // _MAX_PARTS))
         self._store.objects.put_stream(
             blob_key(self._expected.sha256), self._checked_blocks(rest, stop), part_bytes
         )
 
-    def _checked_blocks(self, rest: bytes, stop: threading.Event) -> Iterator[bytes]:
+    def _checked_blocks(self, rest: bytearray, stop: threading.Event) -> Iterator[Content]:
         found = hashlib.sha256()
         for block in self._blocks():
             if stop.is_set():
@@ -363,7 +362,7 @@ class S3Writer:
         self._compare(found.hexdigest())
         yield rest
 
-    def _blocks(self) -> Iterator[bytes]:
+    def _blocks(self) -> Iterator[Content]:
         for piece in self._pieces:
             for offset in range(0, piece.size_bytes, BLOCK_BYTES):
                 length = min(piece.size_bytes - offset, BLOCK_BYTES)
@@ -371,7 +370,7 @@ class S3Writer:
                     block = self._store.objects.read(piece.key, offset, length)
                 except FileNotFoundError as error:  # another scheduler has kept or discarded the upload
                     raise UploadBusy(self._upload_id) from error
-                yield bytes(block)
+                yield block
 
     def _compare(self, found: str) -> None:
         if found != self._expected.sha256:
@@ -379,7 +378,7 @@ class S3Writer:
 
     async def _drop(self) -> None:
         """Delete the pieces. Where that fails, the upload's end or a collection of garbage finds them."""
-        self._rest.clear()
+        self._rest = bytearray()
         if not self._pieces:
             return
         try:

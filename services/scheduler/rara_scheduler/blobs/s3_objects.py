@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -22,6 +22,8 @@ from rara_scheduler.blobs.port import LISTED_AT_ONCE, BlobStoreUnavailable
 if TYPE_CHECKING:  # these two are there for type checkers alone
     from obstore import ObjectMeta
     from obstore.store import ClientConfig
+
+Content: TypeAlias = bytes | bytearray | memoryview  # not copied on its way to a request
 
 _WRITER: Final = "rara-writer"  # metadata of a created object: who created it
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -109,12 +111,12 @@ class S3Objects:
 
     # ------------------------------------------------------------ writing
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Content) -> None:
         """Write a whole object, over what may be there."""
         with self._translated("write"):
             obstore.put(self._content, key, data, use_multipart=False)
 
-    def create(self, key: str, data: bytes, writer: str) -> bool:
+    def create(self, key: str, data: Content, writer: str) -> bool:
         """Write a whole object where there is none yet; whether it is this writer's now."""
         try:
             with self._translated("write"):
@@ -131,7 +133,7 @@ class S3Objects:
             return False
         return found.get(_WRITER) == writer
 
-    def put_stream(self, key: str, blocks: Iterator[bytes], part_bytes: int) -> None:
+    def put_stream(self, key: str, blocks: Iterator[Content], part_bytes: int) -> None:
         """Write a whole object from blocks, holding a few parts in memory. What `blocks` raises leaves no object."""
         with (
             self._translated("write"),
