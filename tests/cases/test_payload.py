@@ -16,6 +16,7 @@ from rara.v1 import common_pb2, job_pb2, workflow_pb2, workflow_pb2_grpc
 from rara_testing.processes import Processes
 from support import faulty
 from support.api_errors import refusal
+from support.planted_secrets import everything_stored
 from support.running_executor import running
 from support.running_scheduler import RunningScheduler, running_scheduler
 from support.spawned_executor import spawn_executor
@@ -237,15 +238,3 @@ async def test_no_secret_gets_into_the_database_or_any_log(database_url: str, tm
         if form.encode() in text
     }
     assert found == set()
-
-
-async def everything_stored(raw: "asyncpg.Connection[asyncpg.Record]") -> bytes:
-    """Every value of every table, bytes as bytes."""
-    tables = await raw.fetch("select format('%I.%I', schemaname, tablename) as name from pg_tables"
-                             " where schemaname not in ('pg_catalog', 'information_schema')")  # fmt: skip
-    assert len(tables) > 20
-    kept = []
-    for table in tables:
-        for row in await raw.fetch(f"select * from {table['name']}"):
-            kept += [value if isinstance(value, bytes) else str(value).encode() for value in row.values()]
-    return b"\n".join(kept)

@@ -14,27 +14,7 @@ from rara_scheduler.domain.secrets import (
     redact_text,
     value_rule,
 )
-
-# Made up, and put together here so that no scanner takes this file for a leak.
-SAMPLES = {
-    "private_key": "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----",
-    "aws_access_key": "AKIA" + "IOSFODNN7EXAMPLE",
-    "google_api_key": "AIza" + "SyA" + "b1" * 16,
-    "google_oauth_token": "ya29." + "a0AfH6SMBx" * 3,
-    "azure_storage_key": "AccountKey=" + "Ab1+" * 21 + "Ab==",
-    "github_token": "ghp_" + "a1B2" * 9,
-    "gitlab_token": "glpat-" + "x1y2" * 5,
-    "slack_token": "xoxb-" + "123456789012-abcdef",
-    "slack_webhook": "https://hooks.slack.com/services/" + "T00000000/B00000000/" + "X" * 24,
-    "model_api_key": "sk-" + "proj-" + "a1B2" * 8,
-    "huggingface_token": "hf_" + "AbCd" * 8,
-    "stripe_key": "sk_live_" + "4eC39HqLyjWDarjt",
-    "package_token": "npm_" + "a1B2" * 9,
-    "sendgrid_key": "SG." + "a" * 22 + "." + "b" * 43,
-    "rara_token": "rara_client_" + "a1B-" * 10 + "xyz",
-    "jwt": "eyJhbGciOiJIUzI1" + ".eyJzdWIiOiIxMjM0" + ".SflKxwRJSMeKKF2Q",
-    "url_with_password": "postgres://app:" + "s3cr3t-7f" + "@db.internal:5432/app",
-}
+from support.planted_secrets import SAMPLES
 
 CLEAN = [
     hashlib.sha256(b"x").hexdigest(),

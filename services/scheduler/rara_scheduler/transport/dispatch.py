@@ -14,10 +14,12 @@ from rara.v1 import dispatch_pb2, dispatch_pb2_grpc, job_pb2
 from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.domain.attempt import AttemptEnding, CancelReceipt, Guard, Refusal, Report
+from rara_scheduler.domain.canonical import Json
 from rara_scheduler.domain.errors import REJECTION, Code, Fault, FieldViolation, StepError
 from rara_scheduler.domain.ids import is_uuid
 from rara_scheduler.domain.payload import clean_text
 from rara_scheduler.domain.routing import Capability, Offer
+from rara_scheduler.domain.secrets import find_secret, redact_text
 from rara_scheduler.loops.aftermath import refusal_message
 from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.loops.dispatch import DispatchLoop, RouteTable
@@ -104,6 +106,10 @@ def read_offer(hello: dispatch_pb2.Hello) -> tuple[Offer, dict[str, str]]:
             wrong.append(
                 FieldViolation(f"hello.capabilities[{index}].max_concurrency", "must not be negative")
             )
+    texts: Json = [*_texts(hello)]
+    if found := find_secret(dict(hello.labels)) or find_secret(texts):
+        where = ".labels" if found.parts and isinstance(found.parts[0], str) else ""
+        wrong.append(FieldViolation(f"hello{where}", f"holds a raw secret (rule {found.rule})"))
     if any("\0" in text for text in _texts(hello)):
         wrong.append(FieldViolation("hello", "must not contain U+0000"))
     if wrong:
@@ -454,7 +460,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 self._routes.forget(session)
             elif code == Code.NO_CAPACITY:
                 session.credit_limit = min(session.credit_limit, session.jobs_sent)
-            error = StepError(code, clean_text(rejection.message, MESSAGE_BYTES))
+            error = StepError(code, clean_text(redact_text(rejection.message), MESSAGE_BYTES))
             self._submit(session, held, AttemptEnding(error, Guard.NOT_RUNNING))
 
     def _submit(self, session: Session, held: Held, item: Any) -> None:

@@ -12,7 +12,7 @@ from rara_scheduler.domain import names
 from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint, EventType, Outcome, Refusal, Report
 from rara_scheduler.domain.errors import Code, Fault, StepError
 from rara_scheduler.domain.payload import check_payload, clean_text
-from rara_scheduler.domain.secrets import redact_json, redact_text
+from rara_scheduler.domain.secrets import redact_json, redact_text, value_rule
 
 MESSAGE_BYTES = 16 * 1024
 PROGRESS_BYTES = 4 * 1024
@@ -81,9 +81,11 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
             name = event.effect.name
             if not _NAME.fullmatch(name):
                 raise Fault(Code.FIELD_INVALID, "effect.name: must have 1 to 255 printable characters")
+            if rule := value_rule(name):
+                raise Fault(Code.FIELD_INVALID, f"effect.name: holds a raw secret (rule {rule})")
             result = event.effect.result
             check_payload(result.data, result.media_type, "effect.result", EFFECT_BYTES)
-            data = result.data
+            data = result.data = redact_json(result.data)
             _lean(result)
             return Report(sequence, EventType.EFFECT, event.SerializeToString(), effect=(name, data))
         case "succeeded":
@@ -99,7 +101,7 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
         case "cancelled":
             stopped = event.cancelled
             kept = _read_checkpoint(stopped, "cancelled", limits)
-            reason = stopped.reason = clean_text(stopped.reason, _REASON_BYTES)
+            reason = stopped.reason = clean_text(redact_text(stopped.reason), _REASON_BYTES)
             return Report(
                 sequence, EventType.CANCELLED, event.SerializeToString(), reason=reason, checkpoint=kept
             )
@@ -135,6 +137,8 @@ def _tidy_progress(progress: job_pb2.JobProgress, limits: PayloadLimits) -> Chec
             progress.fraction = min(1.0, max(0.0, fraction))
     if len(progress.metrics) > _MAX_METRICS:
         raise Fault(Code.FIELD_INVALID, f"progress.metrics: at most {_MAX_METRICS}")
+    if progress.metrics and (rule := value_rule("\n".join(progress.metrics))):
+        raise Fault(Code.FIELD_INVALID, f"progress.metrics: a name holds a raw secret (rule {rule})")
     return _read_checkpoint(progress, "progress", limits)
 
 
@@ -144,7 +148,7 @@ def _read_checkpoint(
     if not event.HasField("checkpoint"):
         event.ClearField("checkpoint_artifacts")
         return None
-    data = _checked(event.checkpoint, f"{path}.checkpoint", limits)
+    data = event.checkpoint.data = redact_json(_checked(event.checkpoint, f"{path}.checkpoint", limits))
     path = f"{path}.checkpoint_artifacts"
     for index, artifact in enumerate(event.checkpoint_artifacts):
         if artifact.inline:
@@ -210,6 +214,8 @@ def _read_artifact(artifact: common_pb2.Artifact, path: str, limits: PayloadLimi
     ):
         if said:
             raise Fault(Code.FIELD_INVALID, f"{path}.{field}: {said}")
+    if rule := value_rule(artifact.name):
+        raise Fault(Code.FIELD_INVALID, f"{path}.name: holds a raw secret (rule {rule})")
     sha256, size_bytes = _digest(artifact.digest, f"{path}.digest")
     inline = None
     if artifact.inline or size_bytes == 0:
@@ -224,7 +230,8 @@ def _read_artifact(artifact: common_pb2.Artifact, path: str, limits: PayloadLimi
             )
     metadata = None
     if artifact.HasField("metadata"):
-        metadata = _checked(artifact.metadata, f"{path}.metadata", limits)
+        metadata = redact_json(_checked(artifact.metadata, f"{path}.metadata", limits))
+        artifact.metadata.data = metadata
     return ArtifactFacts(
         name=artifact.name,
         sha256=sha256,

@@ -152,7 +152,8 @@ def _fault_of(method: str, error: Exception) -> Fault:
     if isinstance(error, Conflict):
         return Fault(Code.STORE_UNAVAILABLE, "the call met other transactions; try again", retry_after_s=0.2)
     if isinstance(error, DataRefused):
-        log.error("call.refused_by_database", method=method, sqlstate=error.sqlstate, exc_info=error)
+        # Without its words: those about a row repeat what is in it.
+        log.error("call.refused_by_database", method=method, sqlstate=error.sqlstate)
         return Fault(
             Code.FIELD_INVALID, f"the database cannot store a value of the request ({error.sqlstate})"
         )

@@ -1,0 +1,139 @@
+"""A raw secret of each kind is planted wherever text comes in; afterwards it is in no table and no log."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from rara.v1 import common_pb2, workflow_pb2
+from rara_client.errors import from_rpc_error
+from rara_testing.job_events import accepted, cancelled, effect, failed, progress, running, succeeded
+from rara_testing.processes import Processes
+from rara_testing.scripted_executor import ScriptedExecutor
+from support.planted_secrets import SAMPLES, everything_stored
+from support.running_scheduler import KIND, RunningScheduler
+from support.spawned_scheduler import spawned_scheduler
+
+# Of each the part that is the secret.
+CORES = SAMPLES | {
+    "private_key": "MIIEow",
+    "url_with_password": "s3cr3t-7f",
+    "slack_webhook": "B00000000/XXXX",
+}
+
+
+def plant(message: Any, secret: str) -> Any:
+    """The message with the secret in each string, map and payload that it has."""
+    payload = common_pb2.Payload(
+        data=json.dumps({"note": f"use {secret} here", f"k {secret}": [secret]}).encode()
+    )
+    for field in message.DESCRIPTOR.fields:
+        if field.name in ("output", "checkpoint", "details", "result", "metadata"):
+            getattr(message, field.name).CopyFrom(payload)
+        elif field.name in ("message", "stack_trace", "reason"):
+            setattr(message, field.name, f"it was {secret}, you see")
+    return message
+
+
+async def answers(call: Any) -> str:
+    """The stable reason that a call was refused for, which must not repeat what it refuses."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        fault = from_rpc_error(error)
+        said = f"{fault} {fault.violations} {fault.metadata}"
+        return "told the secret" if any(core in said for core in CORES.values()) else fault.reason
+    return "OK"
+
+
+async def plant_in_calls(world: RunningScheduler, secret: str) -> None:
+    """What clients send is refused, or kept without the secret where a refusal would lose something."""
+    value = common_pb2.Payload(data=json.dumps({"at": [secret]}).encode())
+    start = workflow_pb2.StartRunRequest
+    digest = common_pb2.Digest(sha256="0" * 64, size_bytes=1)
+    for request in (
+        start(definition="one", input=value),
+        start(definition="one", labels={"note": secret}),
+        start(definition="one", idempotency_key=secret),
+        start(
+            definition="one",
+            input_artifacts=[common_pb2.Artifact(name="a", digest=digest, metadata=value)],
+        ),
+    ):
+        # A text that no label or key may be at all is refused for that instead.
+        assert await answers(world.workflows.StartRun(request)) in ("SECRET_IN_PAYLOAD", "FIELD_INVALID"), (
+            request
+        )
+    step = workflow_pb2.StepDefinition(step_name="a", kind=KIND, input_template=value)
+    definition = workflow_pb2.Definition(
+        definition="leaky", steps=[step], on_failure=workflow_pb2.ON_FAILURE_FAIL_FAST
+    )
+    register = workflow_pb2.RegisterDefinitionRequest(definition=definition)
+    assert await answers(world.workflows.RegisterDefinition(register)) in (
+        "SECRET_IN_PAYLOAD",
+        "DEFINITION_INVALID",
+    )
+    run_id = await world.start("one")
+    cancel = workflow_pb2.CancelRunRequest(workflow_run_id=run_id, message=f"since {secret}")
+    assert await answers(world.workflows.CancelRun(cancel)) == "OK"
+
+
+async def plant_in_events(world: RunningScheduler, executor: ScriptedExecutor, secret: str) -> None:
+    """One step for each way to end, with the secret in all that its executor says."""
+    data = b"x"
+    digest = common_pb2.Digest(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    artifact = plant(common_pb2.Artifact(name="a", inline=data, digest=digest), secret)
+    manifest = common_pb2.ArtifactManifest(artifacts=[artifact])
+    for ending in ("succeeded", "failed", "cancelled"):
+        run_id = await world.start("one")
+        lease = (await executor.expect_job()).lease
+        if ending == "cancelled":
+            await world.cancel(run_id)
+        said, kept = progress(lease, 3), effect(lease, 4, "call", None)
+        plant(said.progress, secret)
+        plant(kept.effect, secret)
+        match ending:
+            case "succeeded":
+                last = succeeded(lease, 5)
+                plant(last.succeeded, secret).manifest.CopyFrom(manifest)
+            case "failed":
+                last = failed(lease, 5, code="TOOL_FAILED", retryable=False)
+                plant(last.failed, secret).manifest.CopyFrom(manifest)
+            case _:
+                last = cancelled(lease, 5)
+                plant(last.cancelled, secret)
+        await executor.events(accepted(lease, 1), running(lease, 2), said, kept, last)
+        assert await world.until_run(run_id, "succeeded", "failed", "cancelled") == ending
+
+
+async def test_no_planted_secret_is_in_a_table_or_a_log(database_url: str, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    async with (
+        Processes(logs) as processes,
+        spawned_scheduler(processes, database_url, tmp_path, log_level="debug") as scheduler,
+    ):
+        world = scheduler.world
+        await world.define("one", {"a": {"kind": KIND}})
+        for secret in SAMPLES.values():
+            await plant_in_calls(world, secret)
+            async with ScriptedExecutor() as leaky:
+                await leaky.connect(world.address)
+                await leaky.hello([KIND], labels={"note": secret})
+                _, details, _ = await leaky.failure()
+                assert details.startswith("hello.labels: ")
+                assert secret not in details
+        async with world.executor(credit=1000) as executor:
+            await plant_in_events(world, executor, " and ".join(SAMPLES.values()))
+        kept = await everything_stored(world.raw)
+        for rule in SAMPLES.keys() - {"url_with_password"}:  # or nothing was looked at
+            assert kept.count(f"[redacted {rule}]".encode()) >= 10, rule
+    said = b"".join(path.read_bytes() for path in logs.rglob("*") if path.is_file())
+    assert b"session.opened" in said
+    found = {
+        (rule, where)
+        for rule, core in CORES.items()
+        for where, text in (("database", kept), ("logs", said))
+        if core.encode() in text
+    }
+    assert found == set()
