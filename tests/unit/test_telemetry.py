@@ -1,5 +1,6 @@
 """Telemetry costs nothing that was not asked for, and its labels stay few."""
 
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,8 @@ from rara_scheduler.telemetry.catalogue import METRICS, Shape
 from rara_scheduler.telemetry.labels import OTHER, Folded
 from rara_scheduler.telemetry.port import SILENT, UNTRACED
 from rara_scheduler.telemetry.setup import Wanted, begin, wanted
+from support import telemetry_names
+from support.documents import REFERENCE
 
 
 def test_nothing_is_wanted_by_default() -> None:
@@ -70,3 +73,55 @@ def test_names_of_metrics_hold_no_unit() -> None:
         assert not metric.name.endswith(("total", "seconds", "bytes"))
         assert bool(metric.buckets) is (metric.shape is Shape.HISTOGRAM)
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+# ---------------------------------------------------------------- the page
+
+
+PAGE = (REFERENCE / "telemetry.md").read_text(encoding="utf-8")
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without its head."""
+    below = PAGE.split(f"# {heading}\n", 1)[1]
+    lines = below[below.index("| ") :].split("\n\n", 1)[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def described(heading: str) -> dict[str, set[str]]:
+    return {row[0].strip("` "): set(row[1].split(", ")) for row in table(heading)}
+
+
+def test_every_event_of_the_scheduler_is_described_with_its_level() -> None:
+    assert described("Of the scheduler") == telemetry_names.log_events(telemetry_names.SCHEDULER)
+
+
+def test_every_event_of_executors_is_described_with_its_levels() -> None:
+    events = telemetry_names.log_events(telemetry_names.EXECUTOR)
+    for event, levels in telemetry_names.go_log_events().items():
+        events[event] = events.get(event, set()) | levels
+    assert described("Of executors") == events
+
+
+def test_every_event_has_a_meaning() -> None:
+    for row in table("Of the scheduler") + table("Of executors"):
+        assert len(row) == 4
+        assert row[3], row[0]
+
+
+def test_every_span_is_described() -> None:
+    spans = telemetry_names.span_names(telemetry_names.SCHEDULER)
+    spans |= telemetry_names.span_names(telemetry_names.EXECUTOR)
+    assert {row[0].strip("`") for row in table("Traces")} == spans
+
+
+def test_every_attribute_of_a_span_is_described() -> None:
+    sources = [
+        telemetry_names.SCHEDULER / "rara_scheduler" / "telemetry" / "tracer.py",
+        telemetry_names.EXECUTOR / "rara_executor" / "sent_spans.py",
+        telemetry_names.GO / "internal" / "engine" / "tracing.go",
+    ]
+    text = "".join(path.read_text(encoding="utf-8") for path in sources)
+    used = set(re.findall(r'"((?:rara|rpc|error)\.[a-z_.]+)"', text)) - {"rara.link", "rara.executor"}
+    shown = {name for row in table("Traces") for name in re.findall(r"`([a-z_]+\.[a-z_.]+)`", row[4])}
+    assert shown == used

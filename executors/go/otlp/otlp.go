@@ -3,9 +3,9 @@
 package otlp
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -17,6 +17,8 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	"go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/rara-run/rara/executors/go/internal/logs"
 )
 
 const sayAgain = 5 * time.Minute
@@ -42,7 +44,7 @@ func Setup(ctx context.Context) (end func(context.Context) error, err error) {
 	provider := trace.NewTracerProvider(trace.WithBatcher(exporter), trace.WithResource(about))
 	otel.SetTracerProvider(provider)
 	otel.SetTextMapPropagator(propagation.TraceContext{})
-	otel.SetErrorHandler(&complaints{})
+	otel.SetErrorHandler(&complaints{format: cmp.Or(os.Getenv("RARA_LOG_FORMAT"), "auto")})
 	return provider.Shutdown, nil
 }
 
@@ -69,6 +71,7 @@ func isWanted() (bool, error) {
 
 // complaints are told once in a while: a receiver that is away is no reason to shout.
 type complaints struct {
+	format string
 	mu     sync.Mutex
 	last   time.Time
 	unsaid int
@@ -81,6 +84,6 @@ func (c *complaints) Handle(err error) {
 		c.unsaid++
 		return
 	}
-	slog.Default().Warn("telemetry.export_failed", "error", err.Error(), "unsaid", c.unsaid)
+	logs.New(os.Stderr, c.format, "warning").Warn("telemetry.export_failed", "error", err.Error(), "unsaid", c.unsaid)
 	c.last, c.unsaid = time.Now(), 0
 }

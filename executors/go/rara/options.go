@@ -49,7 +49,7 @@ type Options struct {
 	// SecretsDir is where the secret provider `file` looks. [RARA_EXECUTOR_SECRETS_DIR]
 	SecretsDir string
 	// Logger gets what the executor and its handlers log, without secrets.
-	// [RARA_LOG_FORMAT json or console, RARA_LOG_LEVEL debug, info, warning or error]
+	// [RARA_LOG_FORMAT auto, json or console, RARA_LOG_LEVEL debug, info, warning or error]
 	Logger *slog.Logger
 	// TracerProvider makes the spans of handlers, in whose context they are current; nil: OpenTelemetry's global one.
 	TracerProvider trace.TracerProvider
@@ -100,14 +100,14 @@ func DefaultOptions() Options {
 		Transfers:        4,
 		TransferPatience: 5 * time.Minute,
 		SecretsDir:       "/run/secrets",
-		Logger:           logs.New(os.Stderr, "json", "info"),
+		Logger:           logs.New(os.Stderr, "auto", "info"),
 	}
 }
 
 // FromEnvironment is DefaultOptions with the settings that lookup knows, such as os.LookupEnv.
 func FromEnvironment(lookup func(string) (string, bool)) (Options, error) {
 	o := DefaultOptions()
-	format, level := "json", "info"
+	format, level := "auto", "info"
 	var problems []error
 	set := func(name string, parse func(string) error) {
 		if value, ok := lookup(name); ok {
@@ -139,7 +139,7 @@ func FromEnvironment(lookup func(string) (string, bool)) (Options, error) {
 	set("RARA_EXECUTOR_TRANSFERS", asNumber(&o.Transfers))
 	set("RARA_EXECUTOR_TRANSFER_PATIENCE_S", asSeconds(&o.TransferPatience))
 	set("RARA_EXECUTOR_SECRETS_DIR", asText(&o.SecretsDir))
-	set("RARA_LOG_FORMAT", asOneOf(&format, "json", "console"))
+	set("RARA_LOG_FORMAT", asOneOf(&format, "auto", "json", "console"))
 	set("RARA_LOG_LEVEL", asOneOf(&level, "debug", "info", "warning", "error"))
 	o.Logger = logs.New(os.Stderr, format, level)
 	return o, errors.Join(problems...)

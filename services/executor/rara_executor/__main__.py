@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="[RARA_EXECUTOR_LABELS]")
 @click.option("--dir", "folder", help="Folder for scratch and cache.  [RARA_EXECUTOR_DIR]")
 @click.option("--stop-s", type=float, help="Seconds from SIGTERM to the end.  [RARA_EXECUTOR_STOP_S]")
-@click.option("--log-format", type=click.Choice(["json", "console"]), help="[RARA_LOG_FORMAT]")
+@click.option("--log-format", type=click.Choice(["auto", "json", "console"]), help="[RARA_LOG_FORMAT]")
 def main(
     scheduler: str | None,
     listen: str | None,

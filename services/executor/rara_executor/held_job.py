@@ -40,6 +40,19 @@ class Stop:
 Outcome = Succeeded | Failed | Stopped
 
 
+def names(request: job_pb2.JobRequest) -> dict[str, object]:
+    """What every log line about a job says."""
+    found: dict[str, object] = {
+        "workflow_run_id": request.workflow_run_id,
+        "step_run_id": request.lease.step_run_id,
+        "attempt": request.lease.attempt,
+        "lease_token": request.lease.lease_token,
+        "kind": request.kind,
+    }
+    trace = trace_id(request.trace.traceparent)
+    return found | {"trace_id": trace} if trace else found
+
+
 @dataclass(slots=True, eq=False)
 class HeldJob:
     request: job_pb2.JobRequest
@@ -74,14 +87,7 @@ class HeldJob:
     @property
     def names(self) -> dict[str, object]:
         """What every log line about the job says."""
-        trace = trace_id(self.request.trace.traceparent)
-        return ({"trace_id": trace} if trace else {}) | {
-            "step_run_id": self.lease.step_run_id,
-            "workflow_run_id": self.request.workflow_run_id,
-            "attempt": self.lease.attempt,
-            "lease_token": self.token,
-            "kind": self.request.kind,
-        }
+        return names(self.request)
 
     @property
     def has_ended(self) -> bool:

@@ -8,7 +8,7 @@ import structlog
 
 def configure(*, log_format: str, level: str) -> None:
     renderer: structlog.typing.Processor
-    if log_format == "json":
+    if log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()):
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())

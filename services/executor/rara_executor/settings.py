@@ -87,8 +87,8 @@ class Settings(BaseSettings):
     """Where the secret provider `file` looks."""
     executor_uvloop: bool = False
     """Use uvloop in the supervisor; needs the extra `speed`."""
-    log_format: Literal["json", "console"] = "json"
-    """How lines on stderr look."""
+    log_format: Literal["auto", "json", "console"] = "auto"
+    """How lines on stderr look; `auto`: columns on a terminal, else JSON."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least level that is logged."""
 

@@ -16,7 +16,7 @@ from rara_executor.codes import Code
 from rara_executor.endings import fitting, last_event
 from rara_executor.errors import JobFailure
 from rara_executor.handler_logs import HandlerLogs
-from rara_executor.held_job import HeldJob, Outcome, Phase, Stop, StopKind
+from rara_executor.held_job import HeldJob, Outcome, Phase, Stop, StopKind, names
 from rara_executor.job_timers import JobTimers
 from rara_executor.lease_clock import LeaseClock, lease_now
 from rara_executor.outbox import Entry, Outbox
@@ -121,7 +121,7 @@ class Supervisor:
         """End what still runs free of cost: the executor stops."""
         for job in self.running:
             if job.phase is not Phase.RUNNING and job.stop is None:
-                self._reject(job.lease, Code.EXECUTOR_SHUTDOWN, "the executor stops")
+                self._reject(job.request, Code.EXECUTOR_SHUTDOWN, "the executor stops")
                 self._withdraw(job)
                 self._leave_slot(job)
                 self._forget(job)
@@ -241,7 +241,7 @@ class Supervisor:
             return  # a repeat changes nothing
         taken = self.slots.take(request.kind, request.kind_version, executor_kind=request.executor_kind)
         if isinstance(taken, NotTaken):
-            self._reject(request.lease, taken.code, taken.message)
+            self._reject(request, taken.code, taken.message)
             return
         scratch = self._limits.scratch / str(request.lease.lease_token)
         job = HeldJob(
@@ -450,11 +450,11 @@ class Supervisor:
     def _emit(self, event: job_pb2.ProgressEvent) -> int:
         return self._outbox.add(event, lease_now(), connected=self.session is not None)
 
-    def _reject(self, lease: job_pb2.Lease, code: Code, message: str) -> None:
+    def _reject(self, request: job_pb2.JobRequest, code: Code, message: str) -> None:
         # Without a session the next Hello says it: what is not listed is not held.
-        log.info("job.rejected", step_run_id=lease.step_run_id, lease_token=lease.lease_token, code=str(code))
+        log.info("job.rejected", **names(request), code=str(code))
         if self.session is not None:
-            self.session.reject(lease, code, message)
+            self.session.reject(request.lease, code, message)
 
     def _withdraw(self, job: HeldJob) -> None:
         if self.pool is not None:

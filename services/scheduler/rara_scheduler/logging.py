@@ -19,10 +19,12 @@ def redact_values(
 
 
 def configure(*, log_format: str, level: str) -> None:
-    """Set structlog up for this process. log_format: `json` or `console`."""
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer()
-    )
+    """Set structlog up for this process. log_format: `json`, `console`, or `auto` for what suits stderr."""
+    renderer: structlog.typing.Processor
+    if log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()):
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

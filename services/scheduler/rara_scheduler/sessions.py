@@ -40,6 +40,16 @@ class Held:
     kind: str
     kind_version: str
 
+    @property
+    def names(self) -> dict[str, object]:
+        """What every log line about the lease says."""
+        return {
+            "workflow_run_id": self.workflow_run_id,
+            "step_run_id": self.step_run_id,
+            "attempt": self.attempt,
+            "lease_token": self.lease_token,
+        }
+
 
 @dataclass(slots=True)
 class Session:

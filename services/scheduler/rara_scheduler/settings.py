@@ -145,8 +145,8 @@ class Settings(BaseSettings):
     metrics_every_s: Annotated[float, Field(ge=1)] = 15.0
     """How often metrics that the database alone knows are asked for, while metrics are on."""
 
-    log_format: Literal["json", "console"] = "json"
-    """How lines on stderr look."""
+    log_format: Literal["auto", "json", "console"] = "auto"
+    """How lines on stderr look; `auto`: columns on a terminal, else JSON."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least level that is logged."""
     reflection: bool = True

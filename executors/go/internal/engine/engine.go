@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -93,8 +94,12 @@ func ReasonOf(ctx context.Context) string {
 // JobLogger says whose line it is.
 func JobLogger(logger *slog.Logger, request *rarav1.JobRequest) *slog.Logger {
 	lease := request.Lease
-	return logger.With("step_run_id", lease.StepRunId, "workflow_run_id", request.WorkflowRunId,
+	logger = logger.With("step_run_id", lease.StepRunId, "workflow_run_id", request.WorkflowRunId,
 		"attempt", lease.Attempt, "lease_token", lease.LeaseToken, "kind", request.Kind)
+	if parts := strings.Split(request.Trace.GetTraceparent(), "-"); len(parts) >= 4 {
+		logger = logger.With("trace_id", parts[1])
+	}
+	return logger
 }
 
 // FailureOf is an error of the SDK itself, with the code that it has or another one.

@@ -102,7 +102,7 @@ func (s *Supervisor) take(request *rarav1.JobRequest) {
 		return // a repeat changes nothing
 	}
 	if refused := s.slots.Take(request.ExecutorKind, request.Kind, request.KindVersion); refused != nil {
-		s.reject(request.Lease, refused.Code, refused.Message)
+		s.reject(request, refused.Code, refused.Message)
 		return
 	}
 	scratch := filepath.Join(s.scratch, strconv.FormatInt(request.Lease.LeaseToken, 10))
@@ -406,7 +406,7 @@ func (s *Supervisor) handBack(grace time.Duration) {
 		switch {
 		case job.phase == ended:
 		case job.phase != running && job.stop == nil:
-			s.reject(job.lease(), codes.ExecutorShutdown, "the executor stops")
+			s.reject(job.Request, codes.ExecutorShutdown, "the executor stops")
 			job.timers.cancel()
 			s.slots.Leave(job.Request.Kind)
 			job.phase = ended
@@ -452,10 +452,10 @@ func (s *Supervisor) wake() {
 }
 
 // reject gives a lease back. Without a session the next Hello says it: what is not listed is not held.
-func (s *Supervisor) reject(lease *rarav1.Lease, code, message string) {
-	s.config.Logger.Info("job.rejected", "step_run_id", lease.StepRunId, "lease_token", lease.LeaseToken, "code", code)
+func (s *Supervisor) reject(request *rarav1.JobRequest, code, message string) {
+	JobLogger(s.config.Logger, request).Info("job.rejected", "code", code)
 	if s.session != nil {
-		s.session.reject(lease, code, message)
+		s.session.reject(request.Lease, code, message)
 	}
 }
 

@@ -6,22 +6,29 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strings"
 
 	"github.com/rara-run/rara/executors/go/internal/redact"
 	"github.com/rara-run/rara/executors/go/internal/text"
 )
 
-// New writes lines as Rara's other services do. format: json or console; level: debug, info, warning or error.
+// New writes lines as Rara's other services do. format: json, console, or auto for
+// columns where standard error is a terminal; level: debug, info, warning or error.
 func New(writer io.Writer, format, level string) *slog.Logger {
 	levels := map[string]slog.Level{
 		"debug": slog.LevelDebug, "info": slog.LevelInfo, "warning": slog.LevelWarn, "error": slog.LevelError,
 	}
 	options := &slog.HandlerOptions{Level: levels[level], ReplaceAttr: spell}
-	if format == "console" {
+	if format == "console" || (format == "auto" && isTerminal(os.Stderr)) {
 		return slog.New(slog.NewTextHandler(writer, options))
 	}
 	return slog.New(slog.NewJSONHandler(writer, options))
+}
+
+func isTerminal(file *os.File) bool {
+	info, err := file.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // spell names the fixed keys as structlog does on the other side.

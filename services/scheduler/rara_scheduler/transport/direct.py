@@ -69,6 +69,17 @@ class _Job:
     def token(self) -> int:
         return self.request.lease.lease_token
 
+    @property
+    def names(self) -> dict[str, object]:
+        """What every log line about the job says."""
+        lease = self.request.lease
+        return {
+            "workflow_run_id": self.request.workflow_run_id,
+            "step_run_id": lease.step_run_id,
+            "attempt": lease.attempt,
+            "lease_token": lease.lease_token,
+        }
+
 
 class DirectLink:
     """The stream of one dialled executor, from its first answer until it is silent, restarted or replaced.
@@ -332,14 +343,14 @@ class DirectLink:
                 limit_s = self._silence_s if job.heard else max(0.0, first_s)
                 await asyncio.wait({read, stuck}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 if not read.done():
-                    log.warning("direct.call_silent", lease_token=job.token, silence_s=limit_s)
+                    log.warning("direct.call_silent", **job.names, silence_s=limit_s)
                     return False
                 tasks.remove(read)
                 frame = read.result()
                 if frame is grpc.aio.EOF:
                     break
                 if not isinstance(frame, executor_pb2.ExecuteResponse):
-                    log.warning("direct.frame_unreadable", lease_token=job.token)
+                    log.warning("direct.frame_unreadable", **job.names)
                     return False
                 await self._take_frame(job, frame)
             code = await call.code()
@@ -400,7 +411,7 @@ class DirectLink:
             )
             await self._frames.put(Request(rejections=dispatch_pb2.JobRejections(rejections=[rejection])))
             return True
-        log.info("direct.call_ended", lease_token=job.token, status=error.code().name, reason=reason)
+        log.info("direct.call_ended", **job.names, status=error.code().name, reason=reason)
         return reason == Code.LEASE_UNKNOWN
 
     def _cancel(self, cancel: dispatch_pb2.CancelJob) -> None:

@@ -435,7 +435,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 damaged = await self._blobs.damaged(digests)
                 break
             except (Fault, Conflict) as error:  # the blob store or the database is away: the event is kept
-                log.warning("blobs.check_deferred", lease_token=held.lease_token, error=str(error))
+                log.warning("blobs.check_deferred", **held.names, error=str(error))
                 await asyncio.sleep(_CHECK_AGAIN_S)
         if not damaged:
             self._submit(session, held, report)
