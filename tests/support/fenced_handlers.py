@@ -79,6 +79,21 @@ async def describe(job: Job) -> Any:
         return {"code": refused.code, "message": refused.message, "of": read.type}
 
 
+@operation("fenced.charge", version=V)
+async def charge(job: Job) -> Any:
+    """Has its one effect when the test lets this attempt, and gives what is recorded of it."""
+
+    def have() -> str:
+        mark(job, "charged")
+        return f"python {job.attempt}"
+
+    mark(job, "stored")
+    await until(job, f"publish-{job.attempt}")
+    charged = await job.once("charge", have)
+    mark(job, "returned")
+    return charged
+
+
 @operation("fenced.publish", version=V)
 async def publish(job: Job) -> Any:
     """Stores what names its attempt, and ends when the test lets this attempt."""

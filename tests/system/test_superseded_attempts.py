@@ -237,3 +237,30 @@ async def test_a_success_that_arrives_after_the_lease_has_passed_on_is_refused(
         (tmp_path / "publish-2").touch()
         assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
     await assert_only_the_second_is_published(world, run_id, first, second)
+
+
+@pytest.mark.parametrize(("first", "second"), BOTH_WAYS)
+async def test_an_effect_that_is_said_too_late_is_not_recorded(
+    world: RunningScheduler, processes: Processes, tmp_path: Path, first: str, second: str
+) -> None:
+    """The first one has had it, and waits in vain for its record: once() never returns to it."""
+    host, port = world.address.rsplit(":", 1)
+    async with FaultProxy(host, int(port)) as proxy:
+        apart = await spawn(first, processes, proxy.address, tmp_path, "first")
+        run_id = await start(world, "fenced.charge", tmp_path)
+        await until_file(tmp_path / "stored-1")
+        proxy.stall()
+        (tmp_path / "publish-1").touch()
+        await until_file(tmp_path / "charged-1")
+        await spawn(second, processes, world.address, tmp_path, "second")
+        await until_file(tmp_path / "stored-2")
+        proxy.resume()
+        await until(lambda: is_told(apart), "the first executor's word", 30)
+        assert await world.raw.fetchval("select count(*) from rara.effect") == 0
+        (tmp_path / "publish-2").touch()
+        assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
+    step = await step_of(world, run_id)
+    assert json.loads(step.output.data) == f"{second} 2"
+    effects = await world.raw.fetch("select name, result, attempt from rara.effect")
+    assert [tuple(row) for row in effects] == [("charge", f'"{second} 2"'.encode(), 2)]
+    assert not (tmp_path / "returned-1").exists()

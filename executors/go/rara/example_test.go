@@ -1,6 +1,7 @@
 package rara_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -83,6 +84,39 @@ func ExampleAnyJob_Progress() {
 		return at.Done, nil
 	}
 	rara.Register(rara.NewRegistry(), "list.walk", "1.0.0", handler)
+	// Output:
+}
+
+// What is too large for a payload is kept beside the checkpoint, whichever language goes on from it.
+func ExampleArtifacts_Keep() {
+	handler := func(ctx context.Context, job *rara.Job[[]string]) (int, error) {
+		var done int
+		weights := []byte("none yet")
+		if found, err := job.Checkpoint(&done); err != nil {
+			return 0, err
+		} else if found {
+			last, err := job.Artifacts.OpenCheckpoint(ctx, "weights") // verified
+			if err != nil {
+				return 0, err
+			}
+			if weights, err = last.ReadBytes(); err != nil {
+				return 0, err
+			}
+		}
+		for ; done < len(job.Input); done++ {
+			weights = append(weights, job.Input[done]...)
+			kept, err := job.Artifacts.Keep(ctx, "weights", bytes.NewReader(weights))
+			if err != nil {
+				return 0, err
+			}
+			report := rara.Progress{Checkpoint: done + 1, Artifacts: []*rara.KeptArtifact{kept}}
+			if err := job.Progress(report); err != nil {
+				return 0, err
+			}
+		}
+		return len(weights), nil
+	}
+	rara.Register(rara.NewRegistry(), "model.train", "1.0.0", handler)
 	// Output:
 }
 

@@ -26,6 +26,7 @@ func Register(registry *rara.Registry) {
 	rara.Register(registry, "fenced.train", version, train)
 	rara.Register(registry, "fenced.publish", version, publish)
 	rara.Register(registry, "fenced.describe", version, describe)
+	rara.Register(registry, "fenced.charge", version, charge)
 }
 
 type given struct {
@@ -171,6 +172,23 @@ func describe(ctx context.Context, job *job) (described, error) {
 	code, message, _ := strings.Cut(fmt.Sprint(refused), ": artifact ")
 	code = code[strings.LastIndex(code, " ")+1:]
 	return described{code, "artifact " + message, read.Type}, nil
+}
+
+// charge has its one effect when the test lets this attempt, and gives what is recorded of it.
+func charge(ctx context.Context, job *job) (string, error) {
+	if err := mark(job, "stored"); err != nil {
+		return "", err
+	}
+	if err := until(ctx, job, fmt.Sprintf("publish-%d", job.Attempt)); err != nil {
+		return "", err
+	}
+	charged, err := rara.Once(ctx, job.AnyJob, "charge", func(context.Context) (string, error) {
+		return fmt.Sprintf("go %d", job.Attempt), mark(job, "charged")
+	})
+	if err != nil {
+		return "", err
+	}
+	return charged, mark(job, "returned")
 }
 
 type published struct {
