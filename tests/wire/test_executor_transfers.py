@@ -1,5 +1,6 @@
 """How the executor's transfers meet trouble: resumed where they were cut, waited for, given up with the right code."""
 
+import asyncio
 import errno
 import hashlib
 import os
@@ -14,12 +15,14 @@ import pytest_asyncio
 from grpc_status import rpc_status
 from rara.v1 import common_pb2, job_pb2
 from rara_executor.artifact_files import keep_bytes, keep_file
+from rara_executor.artifacts import ArtifactStore, JobArtifacts
 from rara_executor.blob_cache import BlobCache
 from rara_executor.blob_client import BlobClient
 from rara_executor.errors import JobFailure
+from rara_executor.runner_protocol import PutArtifact
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.transport.status import status_of
-from rara_testing.scripted_scheduler import ScriptedScheduler, digest_of
+from rara_testing.scripted_scheduler import ScriptedScheduler, digest_of, job
 
 DATA = os.urandom(1_500_000)
 LEASE = job_pb2.Lease(step_run_id="step", lease_token=1, attempt=1)
@@ -195,7 +198,7 @@ async def test_the_cache_makes_room_when_the_disk_has_none(
     async def fetch(digest: common_pb2.Digest, target: Path) -> None:
         target.write_bytes(by_digest[digest.sha256])
 
-    cache = BlobCache(tmp_path / "cache", limit_bytes=1 << 30, fetch=fetch)
+    cache = BlobCache(tmp_path / "cache", parts=tmp_path, limit_bytes=1 << 30, fetch=fetch)
     (tmp_path / "cache").mkdir()
     blobs = [bytes([number]) * 1000 for number in range(3)]
     by_digest = {digest_of(data).sha256: data for data in blobs}
@@ -217,3 +220,76 @@ async def test_the_cache_makes_room_when_the_disk_has_none(
     kept = {file.name for file in (tmp_path / "cache").glob("??/*")}
     assert kept == {digest_of(blobs[1]).sha256, digest_of(blobs[2]).sha256}
     assert (tmp_path / "in-0").read_bytes() == blobs[0]  # in use: it survives
+
+
+async def test_what_is_being_fetched_is_nothing_to_remove(tmp_path: Path) -> None:
+    """Two executors share a cache that may keep nothing: the one's download does not end the other's."""
+    half, finish = asyncio.Event(), asyncio.Event()
+
+    async def slowly(digest: common_pb2.Digest, target: Path) -> None:
+        target.write_bytes(DATA[:10])
+        half.set()
+        await finish.wait()
+        target.write_bytes(DATA)
+
+    async def at_once(digest: common_pb2.Digest, target: Path) -> None:
+        target.write_bytes(b"other")
+
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    caches = []
+    for number, fetch in enumerate((slowly, at_once)):
+        (tmp_path / f"jobs-{number}").mkdir()
+        caches.append(BlobCache(folder, parts=tmp_path / f"jobs-{number}", limit_bytes=0, fetch=fetch))
+    slow = asyncio.create_task(caches[0].place(digest_of(DATA), tmp_path / "slow"))
+    await half.wait()
+    await caches[1].place(digest_of(b"other"), tmp_path / "quick")
+    finish.set()
+    await slow
+    assert (tmp_path / "slow").read_bytes() == DATA
+    assert (tmp_path / "quick").read_bytes() == b"other"
+
+
+# ---------------------------------------------------------------- manifests
+
+
+def job_artifacts(client: BlobClient, folder: Path) -> JobArtifacts:
+    cache = BlobCache(folder / "cache", parts=folder, limit_bytes=0, fetch=client.download)
+    return JobArtifacts(ArtifactStore(client, cache, transfers=2), job(1, "any"), folder)
+
+
+def output(folder: Path, name: str, data: bytes, metadata: str = "") -> PutArtifact:
+    path = folder / f"out-{name}"
+    path.write_bytes(data)
+    digest = digest_of(data)
+    return PutArtifact(1, 1, name, str(path), digest.sha256, len(data), "text/plain", "blob", metadata, [])
+
+
+async def test_a_manifest_that_would_fit_into_no_message_is_refused_at_the_output_that_is_too_much(
+    client: BlobClient, tmp_path: Path
+) -> None:
+    artifacts = job_artifacts(client, tmp_path)
+    metadata = '"' + "m" * 16_000 + '"'
+    for number in range(64):
+        await artifacts.put(output(tmp_path, f"a{number}", b"x", metadata))
+    with pytest.raises(JobFailure, match="1048576") as failed:
+        await artifacts.put(output(tmp_path, "large", b"y", metadata + " " * 20_000))
+    assert failed.value.code == "ARTIFACT_TOO_LARGE"
+    await artifacts.put(output(tmp_path, "small", b"x"))  # what was refused does not count
+    assert len(artifacts.manifest) == 65
+    assert not (tmp_path / "out-large").exists()
+
+
+async def test_equal_outputs_are_kept_once_and_refused_ones_not_at_all(
+    scheduler: ScriptedScheduler, client: BlobClient, tmp_path: Path
+) -> None:
+    artifacts = job_artifacts(client, tmp_path)
+    await artifacts.put(output(tmp_path, "one", DATA))
+    await artifacts.put(output(tmp_path, "two", DATA))
+    scheduler.blobs.fail = statuses(Fault(Code.ARTIFACT_TOO_LARGE, "as scripted"))
+    with pytest.raises(JobFailure):
+        await artifacts.put(output(tmp_path, "three", DATA[::-1]))
+    assert [path.name for path in tmp_path.glob("out-*")] == ["out-one"]
+    scheduler.blobs.blobs.clear()
+    await artifacts.upload_again([digest_of(DATA)])
+    assert scheduler.blobs.blobs[digest_of(DATA).sha256] == DATA

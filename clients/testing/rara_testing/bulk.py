@@ -6,7 +6,7 @@ import random
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import IO, Any, Final
 
 from rara_executor import Job, operation
 
@@ -35,7 +35,7 @@ async def read(job: Job) -> Any:
     return {"sha256": await asyncio.to_thread(_digest, given.path), "open_s": open_s}
 
 
-def _fill(file: BinaryIO, size_bytes: int, seed: int) -> None:
+def _fill(file: IO[bytes], size_bytes: int, seed: int) -> None:
     """Every block is another one, so that no disk can keep it once."""
     block = random.Random(seed).randbytes(_BLOCK_BYTES)  # noqa: S311 - to be moved, not to be kept secret
     for number in range(0, size_bytes, _BLOCK_BYTES):

@@ -99,7 +99,9 @@ class Executor:
     async def _run(self, scratch: ScratchFolder, warden: Warden, blobs: BlobClient) -> None:
         settings = self._settings
         outbox = Outbox()
-        cache = BlobCache(scratch.cache, limit_bytes=settings.executor_cache_bytes, fetch=blobs.download)
+        cache = BlobCache(
+            scratch.cache, parts=scratch.jobs, limit_bytes=settings.executor_cache_bytes, fetch=blobs.download
+        )
         store = ArtifactStore(blobs, cache, transfers=settings.executor_transfers)
         identity = Identity(
             executor_id=self.executor_id,

@@ -130,21 +130,36 @@ class JobArtifacts:
         )
         if message.metadata:
             artifact.metadata.data = message.metadata.encode()
-        self._manifest_bytes += artifact.ByteSize()
+        size_bytes = artifact.ByteSize()
+        self._manifest_bytes += size_bytes
+        try:
+            await self._store_output(artifact, path)
+        except BaseException:
+            self._manifest_bytes -= size_bytes
+            if path in (file for _, _, file in self._files.values()):
+                del self._files[message.sha256]
+            path.unlink(missing_ok=True)
+            raise
+        self.manifest.append(artifact)
+
+    async def _store_output(self, artifact: common_pb2.Artifact, path: Path) -> None:
         if self._manifest_bytes > MAX_MANIFEST_BYTES:
             raise JobFailure(
                 Code.ARTIFACT_TOO_LARGE,
                 f"the manifest has {self._manifest_bytes} bytes, and {MAX_MANIFEST_BYTES} are its limit: "
                 "use fewer artifacts, or less metadata",
             )
-        self._files[message.sha256] = digest, message.media_type, path
-        fits = message.size_bytes <= self._store.max_inline_bytes
-        if fits and self._inline_total + message.size_bytes <= MAX_INLINE_TOTAL_BYTES:
-            self._inline_total += message.size_bytes
-            artifact.inline = await asyncio.to_thread(path.read_bytes)
+        digest = artifact.digest
+        if digest.sha256 in self._files:  # the same bytes again: one copy of them is enough
+            await asyncio.to_thread(path.unlink)
         else:
-            await self._upload(message.sha256)
-        self.manifest.append(artifact)
+            self._files[digest.sha256] = digest, artifact.media_type, path
+        fits = digest.size_bytes <= self._store.max_inline_bytes
+        if fits and self._inline_total + digest.size_bytes <= MAX_INLINE_TOTAL_BYTES:
+            self._inline_total += digest.size_bytes
+            artifact.inline = await asyncio.to_thread(self._files[digest.sha256][2].read_bytes)
+        else:
+            await self._upload(digest.sha256)
 
     async def upload_again(self, digests: list[common_pb2.Digest]) -> None:
         """Store blobs that the scheduler misses. Raises JobFailure."""

@@ -22,10 +22,15 @@ Fetch = Callable[[common_pb2.Digest, Path], Awaitable[None]]
 
 
 class BlobCache:
-    """A folder that several executors of one machine may share; a blob in use survives its removal."""
+    """A folder that several executors of one machine may share; a blob in use survives its removal.
 
-    def __init__(self, folder: Path, *, limit_bytes: int, fetch: Fetch) -> None:
+    parts: a folder of this executor alone, on the same disk, for what is being fetched: no other one takes it for
+    something to remove, and it goes with the executor.
+    """
+
+    def __init__(self, folder: Path, *, parts: Path, limit_bytes: int, fetch: Fetch) -> None:
         self._folder = folder
+        self._parts = parts
         self._limit_bytes = limit_bytes
         self._fetch = fetch
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
@@ -57,7 +62,7 @@ class BlobCache:
 
     async def _download(self, digest: common_pb2.Digest, path: Path) -> None:
         await asyncio.to_thread(self._make_room, digest.size_bytes)
-        descriptor, name = await asyncio.to_thread(self._temporary, path.parent)
+        descriptor, name = await asyncio.to_thread(self._temporary, self._parts)
         os.close(descriptor)
         part = Path(name)
         try:
@@ -73,6 +78,7 @@ class BlobCache:
 
     def _keep(self, part: Path, path: Path, digest: common_pb2.Digest) -> None:
         part.chmod(0o444)
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.replace(path)
         stat = path.stat()
         self._verified[digest.sha256] = stat.st_mtime_ns, stat.st_size

@@ -32,6 +32,7 @@ type Fetch func(ctx context.Context, digest *rarav1.Digest, target string) error
 // removal. The least used goes first.
 type Cache struct {
 	folder string
+	parts  string // a folder of this executor alone: no other one takes what is being fetched for something to remove
 	limit  int64
 	fetch  Fetch
 
@@ -45,9 +46,10 @@ type stamp struct {
 	size     int64
 }
 
-// NewCache keeps the folder to a limit in bytes; what running jobs use is not counted.
-func NewCache(folder string, limit int64, fetch Fetch) *Cache {
-	return &Cache{folder: folder, limit: limit, fetch: fetch, busy: map[string]chan struct{}{}, verified: map[string]stamp{}}
+// NewCache keeps the folder to a limit in bytes; what running jobs use is not counted. parts: a folder of this executor
+// alone, on the same disk.
+func NewCache(folder, parts string, limit int64, fetch Fetch) *Cache {
+	return &Cache{folder: folder, parts: parts, limit: limit, fetch: fetch, busy: map[string]chan struct{}{}, verified: map[string]stamp{}}
 }
 
 // Place makes the blob appear at target, a new path on the same disk.
@@ -99,7 +101,7 @@ func (c *Cache) download(ctx context.Context, digest *rarav1.Digest, path string
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	part, err := os.CreateTemp(filepath.Dir(path), "part-")
+	part, err := os.CreateTemp(c.parts, "part-")
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -267,6 +268,7 @@ func (a *jobArtifacts) put(ctx context.Context, output Output, content io.Reader
 	if err != nil {
 		os.Remove(path)
 		a.mu.Lock()
+		maps.DeleteFunc(a.files, func(_ string, file stored) bool { return file.path == path })
 		delete(a.names, output.Name) // it was not stored: the name is free again
 		a.mu.Unlock()
 		return nil, err
@@ -324,7 +326,12 @@ func (a *jobArtifacts) keep(
 			"the manifest has %d bytes, and %d are its limit: use fewer artifacts, or less metadata",
 			total, maxManifestBytes)}
 	}
-	a.files[digest.Sha256] = stored{digest, artifact.MediaType, path}
+	if known, isHere := a.files[digest.Sha256]; isHere { // the same bytes again: one copy of them is enough
+		os.Remove(path)
+		path = known.path
+	} else {
+		a.files[digest.Sha256] = stored{digest, artifact.MediaType, path}
+	}
 	size := int(digest.SizeBytes)
 	isInline := size <= a.maxInline && a.inlineTotal+size <= maxInlineTotalBytes
 	if isInline {

@@ -67,7 +67,7 @@ func (x *Executor) Run(ctx context.Context) error {
 	client := blobs.NewClient(connection, x.config.TransferPatience)
 	store := &artifactStore{
 		client:    client,
-		cache:     blobs.NewCache(folder.Cache, x.config.CacheBytes, client.Download),
+		cache:     blobs.NewCache(folder.Cache, folder.Jobs, x.config.CacheBytes, client.Download),
 		transfers: make(chan struct{}, x.config.Transfers),
 	}
 	base, end := context.WithCancel(context.WithoutCancel(ctx))
