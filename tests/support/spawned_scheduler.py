@@ -1,7 +1,7 @@
 """`rara-scheduler` as a process of its own, which can be killed and started again at its address."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,12 @@ class SpawnedScheduler:
     world: RunningScheduler
 
     def __init__(
-        self, processes: Processes, database_url: str, folder: Path, settings: dict[str, object]
+        self,
+        processes: Processes,
+        database_url: str,
+        folder: Path,
+        settings: Mapping[str, object],
+        env: Mapping[str, str],
     ) -> None:
         self.address = "127.0.0.1:0"
         self.process: Process | None = None
@@ -26,9 +31,9 @@ class SpawnedScheduler:
         values = (
             TEST_VALUES
             | {"database_url": database_url, "blob_store": f"file://{folder / 'blobs'}"}
-            | settings
+            | dict(settings)
         )
-        self._env = {f"RARA_{key.upper()}": str(value) for key, value in values.items()}
+        self._env = dict(env) | {f"RARA_{key.upper()}": str(value) for key, value in values.items()}
 
     async def start(self) -> None:
         env = self._env | {"RARA_LISTEN": self.address}
@@ -56,9 +61,14 @@ class SpawnedScheduler:
 
 @contextlib.asynccontextmanager
 async def spawned_scheduler(
-    processes: Processes, database_url: str, folder: Path, **settings: object
+    processes: Processes,
+    database_url: str,
+    folder: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    **settings: object,
 ) -> AsyncIterator[SpawnedScheduler]:
-    scheduler = SpawnedScheduler(processes, database_url, folder, settings)
+    scheduler = SpawnedScheduler(processes, database_url, folder, settings, env or {})
     await scheduler.start()
     raw = await asyncpg.connect(database_url)
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200)]
