@@ -1,5 +1,6 @@
 """Where two JSON values differ, and how little of them is shown."""
 
+import hashlib
 import json
 from decimal import Decimal
 
@@ -76,10 +77,10 @@ def test_depth_is_no_limit() -> None:
     assert list(differences(deep, other)) == [Difference("/0" * 5_000, 1, 2)]
 
 
-def test_what_is_no_json_is_known_by_its_size_alone() -> None:
-    assert parse(b"\xff\x00") == Unread(2, "no JSON")
-    assert parse(b"NaN") == Unread(3, "no JSON")
-    assert parse(b"[" * 200_000) == Unread(200_000, "no JSON")
+def test_what_is_no_json_is_known_by_its_size_and_digest() -> None:
+    for data in (b"\xff\x00", b"NaN", b"[" * 200_000):
+        assert parse(data) == Unread(len(data), "no JSON", hashlib.sha256(data).hexdigest())
+    assert not is_equal(parse(b"\xff\x00"), parse(b"\xff\x01"))
     assert at(Unread(9), ["a"]) == Unread(9)
 
 

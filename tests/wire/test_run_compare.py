@@ -44,7 +44,10 @@ async def work(job: AutoJob) -> object:
     data = json.dumps(given).encode()
     name = job.request.kind.removeprefix("flow.")
     job.artifacts.append(artifact(name, data))
-    return {"size": int(hashlib.sha256(data).hexdigest()[:4], 16), "text": "x" * 600}
+    return {
+        "size": int(hashlib.sha256(data).hexdigest()[:4], 16),
+        "text": "x" * 5_000,
+    }  # more than a list shows
 
 
 def definition(**clean: Any) -> workflow_pb2.Definition:
@@ -141,6 +144,7 @@ async def test_each_cause_is_found_between_two_real_runs(world: RunningScheduler
     same = await compare(world, base, again, "-o", "json", "--exit-code")
     assert (same.code, document_of(same)["result"]) == (0, "same")
     assert list(told(document_of(same)).values()) == [SAME] * 4
+    assert [step["unread_output_bytes"] for step in document_of(same)["steps"]] == [0] * 4
 
     async def difference(other: str) -> Any:
         ended = await compare(world, base, other, "-o", "json", "--exit-code")

@@ -343,27 +343,30 @@ def _share_definition(a: LoadedRun, b: LoadedRun) -> bool:
     return (one.definition, one.version) == (other.definition, other.version)
 
 
-def _causes(name: str, a: LoadedRun, b: LoadedRun, results: Mapping[str, _Result]) -> Iterator[Cause]:
+def _causes(name: str, a: LoadedRun, b: LoadedRun, results: Mapping[str, _Result]) -> list[Cause]:
     left, right = a.steps[name], b.steps[name]
     if left.step_run_id == right.step_run_id:
-        return
+        return []
     spec_a, spec_b = a.specs.get(name), b.specs.get(name)
     through: dict[str, list[str]] = {}
+    own: list[Cause] = []
     if spec_a is not None and spec_b is not None:
-        yield from _definition_causes(a, b, spec_a, spec_b)
-        yield from _input_causes(a, b, spec_a, spec_b, through)
-        yield from _artifact_causes(a, b, spec_a, spec_b, through)
-    yield from _read_causes(a, b, left, right, through)
-    yield from _code_causes(left, right)
-    yield from _ending_causes(a, b, left, right, through, results)
-    if not through and spec_a is not None and spec_b is not None and results[name].changes:
+        own += _definition_causes(a, b, spec_a, spec_b)
+        own += _input_causes(a, b, spec_a, spec_b, through)
+        own += _artifact_causes(a, b, spec_a, spec_b, through)
+    own += _read_causes(a, b, left, right, through)
+    own += _code_causes(left, right)
+    own += _ending_causes(a, b, left, right, through, results)
+    if not own and not through and results[name].changes and spec_a is not None and spec_b is not None:
         # Nothing is handed over, and still one runs after the other for a reason.
-        order = [each for each in dependencies(spec_b) if each in dependencies(spec_a)]
-        for other in order:
-            if other in results and results[other].changes:
+        before = dependencies(spec_a)
+        for other in dependencies(spec_b):
+            if other in before and other in results and results[other].changes:
                 through.setdefault(other, []).append("its end")
-    for other, parts in through.items():
-        yield Cause(CauseKind.UPSTREAM, other, through=tuple(dict.fromkeys(parts)))
+    return own + [
+        Cause(CauseKind.UPSTREAM, other, through=tuple(dict.fromkeys(parts)))
+        for other, parts in through.items()
+    ]
 
 
 def _definition_causes(

@@ -11,10 +11,8 @@ from rara_client import Client
 
 from rara_cli.compare import LoadedRun
 
-# Of a few steps the API shows larger outputs in one list than of many; what it leaves out is fetched one by one, so
-# many at most.
-_FEW_STEPS: Final = 1000
-_MAX_FETCHED: Final = 200
+_PAGE: Final = 128  # of longer ones the API leaves out outputs of less than 4 KiB, too
+_MAX_FETCHED: Final = 200  # outputs that were left out, one by one
 _AT_A_TIME: Final = 8
 
 
@@ -40,14 +38,11 @@ async def load_pair(
 async def _load(client: Client, run_id: str, timeout_s: float | None) -> LoadedRun:
     run = (await client.get_run(run_id, timeout_s=timeout_s)).run
     definition = await client.get_definition(run.definition, run.definition_version, timeout_s=timeout_s)
-    count = sum(run.step_counts.values())
     steps: dict[str, workflow_pb2.StepRun] = {}
-    async with aclosing(
-        client.list_step_runs(run_id, page_size=100 if count <= _FEW_STEPS else 1000, timeout_s=timeout_s)
-    ) as found:
+    async with aclosing(client.list_step_runs(run_id, page_size=_PAGE, timeout_s=timeout_s)) as found:
         async for step in found:
             steps[step.step_name] = step
-    if len(steps) < count:
+    if len(steps) < sum(run.step_counts.values()):
         await client.get_run(run_id, timeout_s=timeout_s)  # which says so, if it was removed meanwhile
     return LoadedRun(run, definition, steps, await _reads(client, run_id, timeout_s))
 

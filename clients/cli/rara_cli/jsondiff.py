@@ -1,5 +1,6 @@
 """Where two JSON values differ."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -26,10 +27,11 @@ ABSENT: Final = Absent.ABSENT
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A value that is not at hand: too large for a list, or no JSON."""
+    """A value that is not at hand: too large for a list, or no JSON; of that its bytes are known by their digest."""
 
     size_bytes: int
     why: Literal["large", "no JSON"] = "large"
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def parse(data: bytes) -> object:
     try:
         return json.loads(data, parse_float=Decimal, parse_constant=_no_json)
     except (ValueError, RecursionError):
-        return Unread(len(data), "no JSON")
+        return Unread(len(data), "no JSON", hashlib.sha256(data).hexdigest())
 
 
 def _no_json(text: str) -> object:
