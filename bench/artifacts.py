@@ -71,7 +71,7 @@ async def _run(folder: Path, size_bytes: int) -> list[dict[str, Any]]:
         Processes(folder) as processes,
     ):
         database = await asyncpg.connect(stack.dsn)
-        assert stack.scheduler.pid is not None  # noqa: S101 - it has just become ready
+        assert stack.scheduler.pid is not None
         pids = {"scheduler": stack.scheduler.pid}
         for language, command in commands.items():
             pids[language] = (await _start(processes, language, command, stack.address, folder)).pid

@@ -5,23 +5,37 @@ The Go SDK is tried with the same names, in internal/engine/artifact_rules_test.
 
 import json
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rara.v1 import common_pb2, job_pb2
+from rara.v1 import common_pb2, job_pb2, workflow_pb2
+from rara_client.names import is_artifact_name
 from rara_executor import artifact_rules
 from rara_executor.artifact_rules import ArtifactInvalid
 from rara_scheduler.domain import names
 from rara_scheduler.domain.attempt import Refusal, Report
+from rara_scheduler.domain.definition import DefinitionLimits, parse_definition
+from rara_scheduler.domain.errors import Fault
+from rara_scheduler.domain.retry import RetryPolicy
+from rara_scheduler.transport.convert_requests import start_command
 from rara_scheduler.transport.events import MAX_ARTIFACTS, PayloadLimits, read_event
 from support.artifact_service import digest_of
 
 NAMES = json.loads(
     (Path(__file__).parents[1] / "support" / "artifact_names.json").read_text(encoding="utf-8")
 )
+DEFAULTS = RetryPolicy(max_attempts=3)
 LIMITS = PayloadLimits(max_payload_bytes=1 << 20, max_inline_bytes=1 << 14, max_attempt_bytes=1000)
+
+
+def refused_fields(check: Callable[[], object]) -> list[str]:
+    with pytest.raises(Fault) as refused:
+        check()
+    assert refused.value.message.isprintable()
+    return [violation.field for violation in refused.value.fields]
 
 
 def is_taken_by_sdk(name: str) -> bool:
@@ -55,6 +69,7 @@ def test_a_name_that_could_mislead_is_refused(name: str) -> None:
 def test_both_sides_take_the_same_names_and_all_of_them_stay_below_their_folder(name: str) -> None:
     is_taken = names.ARTIFACT.refuses(name) is None
     assert is_taken_by_sdk(name) == is_taken
+    assert is_artifact_name(name) == is_taken
     if is_taken:
         for path in (PurePosixPath("/x/y"), PureWindowsPath("c:/x/y")):
             joined = path / name
@@ -62,6 +77,22 @@ def test_both_sides_take_the_same_names_and_all_of_them_stay_below_their_folder(
             assert ".." not in joined.parts
             assert len(joined.parts) == len(path.parts) + name.count("/") + 1
         assert unicodedata.normalize("NFKD", name) == name
+
+
+IN_A_MESSAGE = [name for name in NAMES["bad"] if name != "\ud800"]
+
+
+@pytest.mark.parametrize("name", IN_A_MESSAGE, ids=range(len(IN_A_MESSAGE)))
+def test_definitions_and_runs_refuse_it_and_name_the_field(name: str) -> None:
+    definition = workflow_pb2.Definition(definition="d")
+    step = definition.steps.add(step_name="a", kind="k")
+    step.input_artifacts.add(name=name)
+    fields = refused_fields(lambda: parse_definition(definition, DEFAULTS, DefinitionLimits()))
+    assert "steps[0].input_artifacts[0].name" in fields
+
+    request = workflow_pb2.StartRunRequest(definition="d", input_artifacts=[artifact(name)])
+    fields = refused_fields(lambda: start_command(request, max_payload_bytes=1 << 20))
+    assert "input_artifacts[0].name" in fields
 
 
 def manifest_event(*artifacts: common_pb2.Artifact) -> job_pb2.ProgressEvent:
@@ -74,7 +105,7 @@ def artifact(name: str, size_bytes: int = 1, *, type_: str = "", media_type: str
     return common_pb2.Artifact(name=name, digest=digest, type=type_, media_type=media_type)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES["bad"] if name != "\ud800"])
+@pytest.mark.parametrize("name", IN_A_MESSAGE, ids=range(len(IN_A_MESSAGE)))
 def test_a_manifest_with_such_a_name_is_refused_and_the_field_named(name: str) -> None:
     refusal = read_event(manifest_event(artifact("fine"), artifact(name)), LIMITS)
     assert isinstance(refusal, Refusal)

@@ -1,17 +1,16 @@
 """Artifacts of a run: found by name, shown, saved, printed."""
 
 import asyncio
-import re
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from rara.v1 import common_pb2
 from rara_client import Client
 from rara_client.blobs import Check, save
+from rara_client.names import is_artifact_name
 
 from rara_cli import words
 from rara_cli.answers import facts, print_document, width
@@ -21,8 +20,6 @@ from rara_cli.jsonview import Json, dumps, to_json
 from rara_cli.lookup import find_run
 from rara_cli.session import Session
 from rara_cli.tables import Column, render
-
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_%](?:[A-Za-z0-9_%.=+@,-]{0,253}[A-Za-z0-9_%=+@,-])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +118,7 @@ async def save_artifact(session: Session, client: Client, found: Found, destinat
 def _file_name(name: str) -> str:
     """The last part of an artifact's name. What the other side calls it is not trusted to stay in a folder."""
     last = name.rpartition("/")[2]
-    if _PLAIN.fullmatch(last):
+    if is_artifact_name(last):
         return last
     raise CommandError(Exit.USAGE, "USAGE", f"{name!a} is no plain file name", "the same with --to FILE")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rara.v1 import common_pb2
 from rara_client import Client
+from rara_client.names import is_artifact_name
 from rara_client.payloads import json_payload
 
 from rara_cli.exits import CommandError, Exit
@@ -69,6 +70,13 @@ def read_artifacts(values: Sequence[str]) -> dict[str, Path]:
         name, equals, path = text.partition("=")
         if not equals or not name or not path:
             raise CommandError(Exit.USAGE, "USAGE", f"--artifact {text!r}: write it NAME=PATH")
+        if not is_artifact_name(name):
+            raise CommandError(
+                Exit.USAGE,
+                "USAGE",
+                f"--artifact {name!a}: no name for an artifact",
+                "letters, digits and _ % . - + @ , in parts joined by /",
+            )
         if name in files:
             raise CommandError(Exit.USAGE, "USAGE", f"--artifact {name}: given twice")
         files[name] = Path(path)
