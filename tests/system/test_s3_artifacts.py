@@ -16,6 +16,7 @@ from rara.v1 import artifact_pb2_grpc, common_pb2
 from rara_client import Client
 from rara_testing.fault_proxy import FaultProxy
 from rara_testing.processes import Processes
+from support.command_line import rara
 from support.evidence import is_here
 from support.go_executor import spawn_go_executor
 from support.running_scheduler import LEASE_S, RunningScheduler
@@ -111,8 +112,13 @@ async def test_an_upload_outlives_the_kill_of_its_scheduler(world: World) -> Non
         assert await read(second, digest_of(data)) == data
 
 
-async def test_a_pipeline_hands_artifacts_on_through_the_bucket(world: World, tmp_path: Path) -> None:
-    """From Python to Go, each at a scheduler of its own; where there is no Go, from Python to Python."""
+async def test_a_pipeline_hands_artifacts_on_through_the_bucket(
+    world: World, database_url: str, tmp_path: Path
+) -> None:
+    """From Python to Go, each at a scheduler of its own; where there is no Go, from Python to Python.
+
+    Afterwards garbage is collected from the bucket, and what is left is checked byte by byte.
+    """
     reader = "go" if is_here("go") else "python"
     await spawn_executor(
         world.processes,
@@ -142,6 +148,20 @@ async def test_a_pipeline_hands_artifacts_on_through_the_bucket(world: World, tm
     assert [tuple(row) for row in rows] == [(digest_of(content).sha256, 700_000)]
     async with Client.connect(world.second.address) as client:
         assert b"".join([data async for data in client.download_blob(digest_of(content))]) == content
+        unused = await client.upload_blob(b"nobody wants this")
+
+    env = world.s3.environment() | {
+        "RARA_DATABASE_URL": database_url,
+        "RARA_BLOB_STORE": f"s3://{world.bucket}/artifacts",
+    }
+    collected = await rara("artifact", "gc", "--older-than", "0s", "--grace", "0s", env=env)
+    assert collected.code == 0, collected
+    checked = await rara("db", "check", "--blobs", "digest", env=env)
+    assert checked.code == 0, checked
+    async with grpc.aio.insecure_channel(world.second.address) as channel:
+        request = pb.FindMissingBlobsRequest(digests=[unused, digest_of(content)])
+        stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
+        assert (await stub.FindMissingBlobs(request, timeout=WAIT_S)).missing == [unused]
 
 
 async def test_a_bucket_that_hangs_costs_no_lease_and_no_artifact(world: World, tmp_path: Path) -> None:
