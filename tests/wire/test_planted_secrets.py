@@ -1,19 +1,25 @@
 """A raw secret of each kind is planted wherever text comes in; afterwards it is in no table and no log."""
 
+import base64
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import grpc.aio
+import pytest
 from rara.v1 import common_pb2, workflow_pb2
 from rara_client.errors import from_rpc_error
 from rara_testing.job_events import accepted, cancelled, effect, failed, progress, running, succeeded
 from rara_testing.processes import Processes
 from rara_testing.scripted_executor import ScriptedExecutor
+from support.go_executor import spawn_go_executor
 from support.planted_secrets import SAMPLES, everything_stored
 from support.running_scheduler import KIND, RunningScheduler
 from support.spawned_scheduler import spawned_scheduler
+
+RESOLVED = "s3cr3t/of=a step"  # what the rules do not know: only its executor does
 
 # Of each the part that is the secret.
 CORES = SAMPLES | {
@@ -137,3 +143,37 @@ async def test_no_planted_secret_is_in_a_table_or_a_log(database_url: str, tmp_p
         if core.encode() in text
     }
     assert found == set()
+
+
+@pytest.mark.needs("go")
+@pytest.mark.parametrize("provider", ["env", "file"])
+async def test_a_go_handlers_secret_is_in_no_table_and_no_log(
+    database_url: str, tmp_path: Path, provider: str
+) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "LEAKY").write_text(f"{RESOLVED}\n")
+    logs = tmp_path / "logs"
+    async with (
+        Processes(logs) as processes,
+        spawned_scheduler(processes, database_url, tmp_path, log_level="debug") as scheduler,
+    ):
+        world = scheduler.world
+        await spawn_go_executor(
+            processes,
+            world.address,
+            tmp_path,
+            env={"LEAKY": RESOLVED, "RARA_LOG_LEVEL": "debug"},
+            secrets_dir=tmp_path / "secrets",
+        )
+        reference = common_pb2.SecretRef(provider=provider, name="LEAKY")
+        await world.define("leaks", {"a": {"kind": "probe.fail", "secrets": {"probe": reference}}})
+        run_id = await world.start("leaks", value={"secret": True, "code": "TOOL_FAILED", "retryable": False})
+        assert await world.until_run(run_id, "succeeded", "failed") == "failed"
+        assert await world.steps(run_id) == {"a": ("terminal_failed", "TOOL_FAILED")}
+        kept = await everything_stored(world.raw)
+    assert b"@host/?key=***" in kept
+    said = b"".join(path.read_bytes() for path in logs.rglob("*") if path.is_file())
+    assert b'"secret":"***"' in said
+    for form in (RESOLVED, quote_plus(RESOLVED), base64.b64encode(RESOLVED.encode()).decode()):
+        assert form.encode() not in kept
+        assert form.encode() not in said

@@ -206,6 +206,10 @@ class SessionRegistry:
         return len(self._sessions)
 
     @property
+    def most(self) -> int:
+        return self._max_sessions
+
+    @property
     def full(self) -> bool:
         return len(self._sessions) >= self._max_sessions
 

@@ -11,6 +11,8 @@ MIN_PING_INTERVAL_MS: Final = (
 )
 KEEPALIVE_TIME_MS: Final = 20_000
 PING_TIMEOUT_MS: Final = 10_000
+# Calls under way on one connection; a client's next one waits. Many watches are one connection's right, but not all.
+MAX_STREAMS: Final = 10_000
 
 # An old connection takes no new streams from its age on, give or take a tenth. Only then a session that is asked to
 # come again comes over a new one, through whatever balances the load; and it must be asked before the old one ends.
@@ -24,6 +26,7 @@ def keepalive_options() -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
     ]
 
 

@@ -196,7 +196,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
     async def _serve(self, stream: FrameStream) -> None:
         if self._stopping():
             raise Fault(Code.SHUTTING_DOWN, "this scheduler is stopping", retry_after_s=0.2)
-        if self._sessions.full:
+        if self._sessions.full or self._open > 2 * self._sessions.most:
             raise Fault(Code.QUEUE_FULL, "this scheduler has as many sessions as it may", retry_after_s=5.0)
         reader = asyncio.create_task(_read(stream), name="hello")
         try:
