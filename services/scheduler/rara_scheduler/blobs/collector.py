@@ -217,16 +217,21 @@ class Collector:
     async def _remove_uploads(self) -> None:
         """What nobody can go on with: uploads whose time is over, and what is stored of uploads that are not there."""
         limit = self._now() - timedelta(seconds=self._policy.unused_s)
+        counted: set[str] = set()  # of the page before: an upload may come twice, with a part of it each time
         async with aclosing(self._store.leftovers()) as pages:
             async for page in pages:
                 ids = {each.upload_id for each in page if _is_id(each.upload_id)}
                 lasting = await self._garbage.lasting_uploads(ids)
-                for each in page:
-                    if each.upload_id not in ids or each.upload_id in lasting or each.modified_at > limit:
-                        continue
+                dead = [
+                    each
+                    for each in page
+                    if each.upload_id in ids and each.upload_id not in lasting and each.modified_at <= limit
+                ]
+                for each in dead:
                     if self._policy.is_dry or await self._discard(each.upload_id):
-                        self.collected.uploads.count += 1
+                        self.collected.uploads.count += each.upload_id not in counted
                         self.collected.uploads.size_bytes += each.size_bytes
+                counted = {each.upload_id for each in dead}
 
     async def _discard(self, upload_id: str) -> bool:
         """False: somebody writes it still."""
