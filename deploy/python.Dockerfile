@@ -28,7 +28,7 @@ FROM installer AS scheduler-packages
 COPY pyproject.toml .
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv venv -q /opt/rara \
-    && uv pip install --python /opt/rara --require-hashes -c requirements/runtime.lock -r pyproject.toml --extra scheduler
+    && uv pip install --python /opt/rara --require-hashes -c requirements/runtime.lock -r pyproject.toml --extra scheduler --extra s3
 
 FROM installer AS executor-packages
 COPY pyproject.toml .

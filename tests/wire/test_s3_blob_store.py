@@ -17,6 +17,7 @@ import pytest
 from rara_scheduler.blobs import BlobDigest, BlobMismatch, BlobStoreUnavailable, UploadBusy, open_blob_store
 from rara_scheduler.blobs.s3 import S3BlobStore
 from rara_scheduler.blobs.s3_objects import CallBounds
+from rara_scheduler.domain.errors import Fault
 from rara_testing.fault_proxy import Direction, FaultProxy
 from support.s3_server import S3Server, s3_server
 
@@ -327,6 +328,16 @@ async def test_settings_that_are_wrong_are_named(bucket: str, monkeypatch: pytes
         open_blob_store(f"s3://{bucket}")
     with pytest.raises(ValueError, match="s3://bucket/prefix"):
         open_blob_store("http://bucket")
+
+
+async def test_without_its_extra_the_scheduler_says_which_one_is_missing(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "rara_scheduler.blobs.s3")
+    monkeypatch.setitem(sys.modules, "rara_scheduler.blobs.s3_objects", None)
+    with pytest.raises(Fault, match="extra `s3`") as caught:
+        open_blob_store(f"s3://{bucket}")
+    assert caught.value.code == "FEATURE_DISABLED"
 
 
 _ENDS_AT_ONCE = """
