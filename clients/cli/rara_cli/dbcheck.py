@@ -37,7 +37,7 @@ async def check_history(
 ) -> int:
     """Check, show what was found; the exit code."""
     depth = _depth(blob_store, blobs)
-    _refuse_other_schemas(await migrate.status(database_url))
+    refuse_other_schemas(await migrate.status(database_url))
     connection = await asyncpg.connect(
         database_url, timeout=_CONNECT_TIMEOUT_S, server_settings={"application_name": "rara db check"}
     )
@@ -61,7 +61,7 @@ async def check_history(
     return Exit.OK if report.is_clean else Exit.PROMISE_BROKEN
 
 
-def _refuse_other_schemas(found: migrate.MigrationStatus) -> None:
+def refuse_other_schemas(found: migrate.MigrationStatus) -> None:
     """The rules are about this version's tables."""
     if found.unknown:
         raise CommandError(

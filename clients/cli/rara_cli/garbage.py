@@ -11,6 +11,7 @@ from rara_scheduler.store.garbage import GarbageRows
 
 from rara_cli.answers import show_one
 from rara_cli.blobstore import opened_store
+from rara_cli.dbcheck import refuse_other_schemas
 from rara_cli.exits import CommandError, Exit
 from rara_cli.jsonview import Json
 from rara_cli.session import Session
@@ -29,10 +30,7 @@ async def collect(
     force: bool,
 ) -> int:
     """Collect, and show what was done; also of a collection that was cut off."""
-    if not (await migrate.status(database_url)).is_current:
-        raise CommandError(
-            Exit.REFUSED, "SCHEMA_MISMATCH", "the database's schema is not this version's", "rara db status"
-        )
+    refuse_other_schemas(await migrate.status(database_url))
     policy = Policy(unused_s=unused_s, grace_s=grace_s, is_dry=is_dry, any_store=force)
     database = Database(database_url, call_connections=2, engine_connections=1)
     async with opened_store(store_url) as store:
