@@ -12,6 +12,7 @@ from support.command_line import rara
 from support.scripted_workflow import Fault, ScriptedServer, scripted_server
 
 RUN = "0198c2a0-0000-7000-8000-000000000001"
+OTHER_RUN = "0198c2a0-0000-7000-8001-000000000001"
 STEP = "0198c2a0-0000-7000-8000-0000000000a1"
 
 
@@ -268,6 +269,56 @@ async def test_a_database_behind_the_scheduler_that_is_away_is_6(server: Scripte
         6,
         "rara: STORE_UNAVAILABLE: the database is away (next: try again later)\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "words", "code"),
+    [
+        ("TERMINAL_FAILED", (), 0),
+        ("TERMINAL_FAILED", ("--exit-code",), 9),
+        ("RUNNING", ("--exit-code",), 8),
+        ("SUCCEEDED", ("--exit-code",), 0),
+    ],
+)
+async def test_runs_that_differ_are_9_if_that_is_asked_for(
+    server: ScriptedServer, state: str, words: tuple[str, ...], code: int
+) -> None:
+    two_runs(server, state)
+    result = await rara("run", "compare", RUN, OTHER_RUN, *words, server=server.address)
+    assert (result.code, result.err) == (code, "")
+
+
+async def test_a_run_that_retention_removes_while_it_is_compared_is_3(server: ScriptedServer) -> None:
+    two_runs(server, "SUCCEEDED")
+    gone = Fault(grpc.StatusCode.NOT_FOUND, "RUN_NOT_FOUND", f"there is no run {RUN}")
+    server.script.plant("ListStepRuns", gone)
+    result = await rara("run", "compare", RUN, OTHER_RUN, server=server.address)
+    assert (result.code, result.out) == (3, "")
+    assert result.err == f"rara: RUN_NOT_FOUND: there is no run {RUN} (next: rara run list)\n"
+
+
+def two_runs(server: ScriptedServer, state: str) -> None:
+    """RUN, whose one step succeeded, and OTHER_RUN, whose step is in this state."""
+    server.workflow.definitions.append(workflow_pb2.Definition(definition="nightly", version=2))
+    run_states = {"TERMINAL_FAILED": "FAILED"}
+    for run_id, step_state in ((RUN, "SUCCEEDED"), (OTHER_RUN, state)):
+        run_state = run_states.get(step_state, step_state)
+        server.workflow.put_run(
+            workflow_pb2.WorkflowRun(
+                workflow_run_id=run_id,
+                definition="nightly",
+                definition_version=2,
+                state=workflow_pb2.WorkflowRunState.Value(f"WORKFLOW_RUN_STATE_{run_state}"),
+            )
+        )
+        server.workflow.put_step(
+            workflow_pb2.StepRun(
+                step_run_id=run_id[:-2] + "a1",
+                workflow_run_id=run_id,
+                step_name="index",
+                state=workflow_pb2.StepRunState.Value(f"STEP_RUN_STATE_{step_state}"),
+            )
+        )
 
 
 async def test_the_last_line_of_jsonl_says_how_it_ended(server: ScriptedServer) -> None:

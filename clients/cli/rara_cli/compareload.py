@@ -19,7 +19,7 @@ _AT_A_TIME: Final = 8
 async def load_pair(
     client: Client, run_a: str, run_b: str, *, timeout_s: float | None = None
 ) -> tuple[LoadedRun, LoadedRun]:
-    """Both runs; a run that is named twice is read once."""
+    """Both runs; a run that is named twice is read once. Raises NotFound also for one that goes meanwhile."""
     a = await _load(client, run_a, timeout_s)
     if run_b == run_a:
         return a, a
@@ -42,8 +42,6 @@ async def _load(client: Client, run_id: str, timeout_s: float | None) -> LoadedR
     async with aclosing(client.list_step_runs(run_id, page_size=_PAGE, timeout_s=timeout_s)) as found:
         async for step in found:
             steps[step.step_name] = step
-    if len(steps) < sum(run.step_counts.values()):
-        await client.get_run(run_id, timeout_s=timeout_s)  # which says so, if it was removed meanwhile
     return LoadedRun(run, definition, steps, await _reads(client, run_id, timeout_s))
 
 
