@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,11 @@ from rara_client.errors import from_rpc_error
 from rara_scheduler.domain.tokens import Role, new_token
 from rara_scheduler.transport.roles import ALLOWED, OPEN
 from rara_testing.job_events import accepted
+from rara_testing.processes import Processes
 from rara_testing.scripted_executor import WAIT_S, ScriptedExecutor
 from support.bearers import bearing, make_token, revoke
 from support.running_scheduler import KIND, RunningScheduler, beating, running_scheduler
+from support.spawned_executor import spawn_executor
 
 RECHECK_S = 0.4
 REFUSED = {("UNAUTHENTICATED", "CREDENTIAL_INVALID"), ("PERMISSION_DENIED", "NOT_ALLOWED")}
@@ -265,11 +268,11 @@ async def read_out(call: Any) -> None:
         pass
 
 
-async def started(workflows: Any, metadata: Metadata) -> str:
+async def started(workflows: Any, metadata: Metadata, *, kind: str = KIND) -> str:
     """The id of a run of one step, which waits for an executor."""
     definition = workflow_pb2.Definition(
         definition="one",
-        steps=[workflow_pb2.StepDefinition(step_name="a", kind=KIND)],
+        steps=[workflow_pb2.StepDefinition(step_name="a", kind=kind)],
         on_failure=workflow_pb2.ON_FAILURE_FAIL_FAST,
     )
     await workflows.RegisterDefinition(
@@ -311,3 +314,33 @@ async def count_runs(database_url: str) -> int:
         return int(await raw.fetchval("select count(*) from rara.workflow_run"))
     finally:
         await raw.close()
+
+
+READS_ENVIRONMENT = """
+import os
+from rara_executor import Job, operation
+
+@operation("env.read", version="1.0.0")
+def read(job: Job) -> list[str]:
+    return [os.environ.get("RARA_TOKEN", "none"), os.environ["SOMETHING_ELSE"], "x" + os.environ["SAME_TOKEN"] + "x"]
+"""
+
+
+async def test_a_handler_gets_no_token_and_cannot_send_it(world: RunningScheduler, tmp_path: Path) -> None:
+    token = await make_token(world.raw, "executor", kinds=["env.*"])
+    client = bearing(await make_token(world.raw, "client"))
+    (tmp_path / "reads_environment.py").write_text(READS_ENVIRONMENT)
+    async with (
+        Processes(tmp_path) as processes,
+        grpc.aio.insecure_channel(world.address) as channel,
+    ):
+        env = {
+            "PYTHONPATH": str(tmp_path),
+            "RARA_TOKEN": token,
+            "SOMETHING_ELSE": "else",
+            "SAME_TOKEN": token,
+        }
+        await spawn_executor(processes, world.address, tmp_path, module="reads_environment", env=env)
+        run_id = await started(workflow_pb2_grpc.WorkflowServiceStub(channel), client, kind="env.read")
+        assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
+    assert json.loads(await world.raw.fetchval("select output from rara.result")) == ["none", "else", "x***x"]
