@@ -12,10 +12,11 @@ from rara_scheduler.blobs import BlobDigest, FolderBlobStore
 from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.collector import Collector, Policy, StrangeStore
 from rara_scheduler.blobs.transfers import BlobTransfers
-from rara_scheduler.domain.attempt import Checkpoint, EventType, Report
+from rara_scheduler.domain.attempt import Checkpoint, EventType, Outcome, Report
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.start_command import RunArtifact
 from rara_scheduler.store.blobs import BlobRows, UploadNotFound
+from rara_scheduler.store.check import check, check_blob_bytes
 from rara_scheduler.store.garbage import GarbageRows
 from support.blob_garbage import AT_ONCE, collect, digest_of, facts_of, lies, path_of, pieces_of, upload
 from support.stepped_database import Interleaver, SteppedDatabase
@@ -141,6 +142,16 @@ async def test_a_removed_runs_blobs_go_unless_a_kept_run_has_them_as_input(place
     assert removed == 1
     await collect(world.database, place.store)
     assert await place.remaining() == {shared.sha256}
+    # What remains is whole: the kept run's step reads what nobody is known to have made.
+    (grant,) = await world.lease(1)
+    read = Report(
+        3, EventType.SUCCEEDED, b"s", outcome=Outcome(b"{}", consumed=((shared.sha256, shared.size_bytes),))
+    )
+    await world.report(grant, accepted(), running(), read)
+    lineage = await world.raw.fetch("select workflow_run_id::text, produced from rara.lineage")
+    assert [tuple(row) for row in lineage] == [(young, False)]
+    assert (await check(world.raw)).broken == {}
+    assert (await check_blob_bytes(world.raw, place.store)).looked_at == 1
 
 
 async def test_orphans_and_dead_uploads_go_when_they_are_old(place: Place) -> None:

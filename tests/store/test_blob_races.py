@@ -175,6 +175,28 @@ async def test_in_any_order_of_statements_no_manifest_lies(database_url: str, tm
             await _in_some_order(where, seed)
 
 
+async def test_an_upload_that_begins_while_its_bytes_are_removed_waits(
+    database_url: str, tmp_path: Path
+) -> None:
+    """The critical pair: a collection has found no upload and stands before the bytes; now one comes."""
+    async with scene(database_url, tmp_path) as where:
+        raw = where.worlds[0].raw
+        await upload(where.transfers(0), DATA)
+        await raw.execute("delete from rara.upload")
+        acts = Interleaver(raw)
+        await acts.begin("gc", where.collect(0))
+        collecting = acts.acts[0]
+        while collecting.pid:  # until it is to look at the bytes that it removes
+            await acts.step(collecting)
+        await acts.begin("upload", where.upload(1))
+        while others := [act for act in acts.ready() if act is not collecting]:
+            await acts.step(others[0])
+        assert [act.name for act in acts.acts] == ["gc", "upload"]
+        await acts.finish()
+        assert await lies(raw, where.store) == []
+        assert await where.store.verify(DIGEST)
+
+
 @pytest.mark.soak
 async def test_in_many_orders_of_statements_no_manifest_lies(database_url: str, tmp_path: Path) -> None:
     async with scene(database_url, tmp_path) as where:
