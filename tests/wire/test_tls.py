@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from rara.v1 import executor_pb2, executor_pb2_grpc
+from rara.v1 import common_pb2, executor_pb2, executor_pb2_grpc, workflow_pb2
 from rara_client import Client, NotAllowed, Pacing, Security, Unauthenticated, Unavailable
 from rara_client.certificates import ServerCertificates
 from rara_executor.settings import load
@@ -157,9 +158,20 @@ async def test_an_executor_and_the_command_line_go_through_certificates_and_toke
         async with running(
             world.address, tmp_path, security=mutual | {"token_file": token_files["executor"]}
         ):
-            await world.define("one", ECHO)
-            run_id = await world.start("one", value=1)
-            assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
+            # Artifacts, too: fetched and made with the executor's token, made under its lease.
+            data = b"by a client" * 100_000
+            async with Client.connect(world.address, security=security) as calls:
+                corpus = common_pb2.Artifact(name="corpus", digest=await calls.upload_blob(data))
+                step = {
+                    "kind": "demo.artifacts",
+                    "input_artifacts": [workflow_pb2.ArtifactBinding(name="corpus")],
+                }
+                await world.define("one", {"a": step})
+                run_id = await world.start("one", input_artifacts=[corpus])
+                assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
+                digest = hashlib.sha256(data[::-1]).hexdigest()
+                made = common_pb2.Digest(sha256=digest, size_bytes=len(data))
+                assert b"".join([chunk async for chunk in calls.download_blob(made)]) == data[::-1]
         env = {
             "RARA_SERVER": world.address,
             "RARA_TOKEN_FILE": str(token_files["client"]),
@@ -314,7 +326,10 @@ async def test_a_go_executor_is_dialled_by_certificate_and_token(database_url: s
         "tls_client_cert": scheduler.certificate,
         "tls_client_key": scheduler.key,
     }
-    async with running_scheduler(database_url, tmp_path, **settings) as world, Processes(tmp_path) as processes:
+    async with (
+        running_scheduler(database_url, tmp_path, **settings) as world,
+        Processes(tmp_path) as processes,
+    ):
         await spawn_go_executor(processes, world.address, tmp_path, env=env)
         assert await asks(listen, trusting(ours, scheduler, token="secret-of-the-two")) == "OK"
         assert await asks(listen, trusting(ours, scheduler)) == "UNAUTHENTICATED"
