@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from rara_scheduler.blobs import BlobDigest, BlobMismatch, BlobStoreUnavailable, UploadBusy, open_blob_store
@@ -19,6 +20,7 @@ from rara_scheduler.blobs.s3 import S3BlobStore
 from rara_scheduler.blobs.s3_objects import CallBounds
 from rara_scheduler.domain.errors import Fault
 from rara_testing.fault_proxy import Direction, FaultProxy
+from rara_testing.processes import Processes
 from support.s3_server import S3Server, s3_server
 
 MIB = 1024 * 1024
@@ -126,6 +128,55 @@ async def test_a_piece_whose_answer_was_lost_is_the_writer_s_own(s3: S3Server, b
     store = new_store(bucket)
     assert await put(store, data, pieces=3) == 0
     assert await get(store, data) == data
+
+
+_WRITES = """
+import asyncio, hashlib, random, sys
+from rara_scheduler.blobs import BlobDigest
+from rara_scheduler.blobs.s3 import S3BlobStore
+
+async def main(bucket, upload_id):
+    store = S3BlobStore(bucket, "p", piece_bytes=100_000)
+    data = random.Random(10).randbytes(1_000_000)
+    async with store.write(upload_id, BlobDigest(hashlib.sha256(data).hexdigest(), len(data))) as writer:
+        while writer.committed_bytes < len(data):
+            await writer.append(data[writer.committed_bytes : writer.committed_bytes + 50_000])
+            print("at", writer.committed_bytes // 100_000 * 100_000)
+        await writer.keep()
+    print("kept")
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.soak)])
+async def test_whenever_a_scheduler_is_killed_another_goes_on_and_the_blob_is_whole(
+    s3: S3Server, bucket: str, tmp_path: Path, kills: int
+) -> None:
+    data, draw = random.Random(10).randbytes(1_000_000), random.Random(kills)
+    store = new_store(bucket)
+    async with Processes(tmp_path) as processes:
+        for number in range(kills):
+            upload_id = new_upload()
+            # In the pieces, and around the making of the blob from them.
+            kill_at = (300_000, 1_000_000)[number % 2]
+            writer = await processes.start(
+                "writer",
+                [sys.executable, "-u", "-c", _WRITES, bucket, upload_id],
+                env=s3.environment(),
+                ready=f"at {kill_at}",
+            )
+            await asyncio.sleep(draw.uniform(0, 0.1))  # where the kill falls
+            await writer.kill_and_wait()
+            said = max(int(line.split()[1]) for line in writer.lines if line.startswith("at "))
+            size_bytes = await store.size(digest_of(data).sha256)
+            assert size_bytes in (None, len(data))
+            if size_bytes is None:  # the last piece need not be one yet: the blob is made from memory, too
+                assert await put(store, data, upload_id) >= min(said, 900_000)
+            assert await store.verify(digest_of(data))
+            assert await store.discard(upload_id)
+            assert await store.remove(digest_of(data).sha256)
+    assert [page async for page in store.leftovers()] == []
 
 
 # ---------------------------------------------------------------- whole or not at all
