@@ -1,23 +1,30 @@
 -- name: lineage_moment
--- What a walk sees, for its later pages. Bounds its statements: $1 milliseconds and one process each.
+-- What a walk sees, for its later pages. Bounds its statements, $1 milliseconds and one process each, and has them
+-- planned for what they are given: a plan for any limit sorts all users of a hot digest.
 select pg_current_snapshot()::text as snapshot, pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next_xid,
        set_config('statement_timeout', $1::int::text, true),
-       set_config('max_parallel_workers_per_gather', '0', true);
+       set_config('max_parallel_workers_per_gather', '0', true),
+       set_config('plan_cache_mode', 'force_custom_plan', true);
 
 -- name: lineage_at_digests
 -- Edges of the digests $1, which are in order: $2 true for the steps that made them, false for those that used them.
 -- ($3, $4, $5) behind which digest, step and name, or null; $6 how many. Only what the snapshot $7 saw, null: all;
 -- $8 the next transaction id of now, which tells the epoch of a row's xmin.
 -- The limits stand inside, so that a digest with thousands of users is not read and sorted for one page.
-select f.sha256, f.step_run_id::text, f.name, f.derived_from
+select f.sha256, f.step_run_id::text, f.name, f.derived_from, f.size_bytes, f.workflow_run_id::text, f.attempt,
+       f.declared
   from (select l.*
           from unnest($1::text[]) as d (sha256)
          cross join lateral (
-               select e.sha256, e.step_run_id, e.name, e.derived_from
+               select e.sha256, e.step_run_id, e.name, e.derived_from, e.size_bytes, e.workflow_run_id, e.attempt,
+                      e.declared
                  from rara.lineage e
                 where e.sha256 = d.sha256
                   and e.produced = $2
-                  and ($3::text is null or d.sha256 > $3 or (e.step_run_id, e.name collate "C") > ($4::uuid, $5::text))
+                  -- The index begins where the page does.
+                  and e.step_run_id >= case when d.sha256 = $3::text then $4::uuid
+                                            else '00000000-0000-0000-0000-000000000000' end
+                  and ($3 is null or d.sha256 > $3 or (e.step_run_id, e.name collate "C") > ($4, $5::text))
                   and ($7::text is null
                        or pg_visible_in_snapshot(
                               ($8::bigint - mod($8::bigint - e.xmin::text::bigint, 4294967296))::text::xid8,
@@ -30,11 +37,13 @@ select f.sha256, f.step_run_id::text, f.name, f.derived_from
 -- name: lineage_at_steps
 -- Edges of the steps $1, which are in order: $2 true for what they made, false for what they used. $3 how many; $4 and
 -- $5 as $7 and $8 there.
-select f.sha256, f.step_run_id::text, f.name, f.derived_from
+select f.sha256, f.step_run_id::text, f.name, f.derived_from, f.size_bytes, f.workflow_run_id::text, f.attempt,
+       f.declared
   from (select l.*
           from unnest($1::uuid[]) as s (step_run_id)
          cross join lateral (
-               select e.sha256, e.step_run_id, e.name, e.derived_from
+               select e.sha256, e.step_run_id, e.name, e.derived_from, e.size_bytes, e.workflow_run_id, e.attempt,
+                      e.declared
                  from rara.lineage e
                 where e.step_run_id = s.step_run_id
                   and e.produced = $2
@@ -47,31 +56,33 @@ select f.sha256, f.step_run_id::text, f.name, f.derived_from
          limit $3) as f
  order by f.step_run_id, f.sha256, f.name collate "C";
 
--- name: read_lineage_edges
--- The edges ($1 digest, $2 step, $3 produced, $4 name), in that order, with what people want to know of each.
--- Each is looked up by its key: together they would be joined by scans of whole tables.
+-- name: read_lineage_steps
+-- What people call the steps $1. Each is looked up by its key: together they would be joined by scans of whole tables.
 select l.*
-  from unnest($1::text[], $2::uuid[], $3::bool[], $4::text[]) with ordinality
-       as i (sha256, step_run_id, produced, name, place)
+  from unnest($1::uuid[]) as i (step_run_id)
  cross join lateral (
-       select e.sha256, e.size_bytes, e.name, e.workflow_run_id::text, e.step_run_id::text, e.attempt, e.produced,
-              e.declared, e.derived_from, s.step_name, w.definition, w.definition_version, q.kind, i.place,
-              coalesce(
-                  case when e.produced
-                       then (select a.type from rara.artifact a
-                              where a.step_run_id = e.step_run_id and a.attempt = e.attempt and a.name = e.name)
-                  end,
-                  (select a.type from rara.run_artifact a
-                    where a.workflow_run_id = e.workflow_run_id and a.sha256 = e.sha256 limit 1),
-                  (select a.type from rara.artifact a where a.sha256 = e.sha256 limit 1),
-                  '') as artifact_type
-         from rara.lineage e
-         join rara.step_run s on s.step_run_id = e.step_run_id
-         join rara.workflow_run w on w.workflow_run_id = e.workflow_run_id
+       select s.step_run_id::text, s.step_name, w.definition, w.definition_version, q.kind
+         from rara.step_run s
+         join rara.workflow_run w on w.workflow_run_id = s.workflow_run_id
          join rara.route q on q.route_id = s.route_id
-        where e.sha256 = i.sha256 and e.produced = i.produced and e.step_run_id = i.step_run_id and e.name = i.name
-        limit 1) as l
- order by l.place;
+        where s.step_run_id = i.step_run_id
+        limit 1) as l;
+
+-- name: read_lineage_types
+-- The types of artifacts ($1 digest, $2 run, $3 step, $4 attempt, $5 name; $6 made by the step), in that order: as the
+-- maker says, else as the run was given it, else as any maker of the same bytes says.
+select coalesce(
+           case when i.produced
+                then (select a.type from rara.artifact a
+                       where a.step_run_id = i.step_run_id and a.attempt = i.attempt and a.name = i.name)
+           end,
+           (select a.type from rara.run_artifact a
+             where a.workflow_run_id = i.workflow_run_id and a.sha256 = i.sha256 limit 1),
+           (select a.type from rara.artifact a where a.sha256 = i.sha256 limit 1),
+           '') as artifact_type
+  from unnest($1::text[], $2::uuid[], $3::uuid[], $4::int[], $5::text[], $6::bool[]) with ordinality
+       as i (sha256, workflow_run_id, step_run_id, attempt, name, produced, place)
+ order by i.place;
 
 -- name: lineage_digests_beginning
 -- The first and the last digest that begin with the hex digits $1: the same, if there is one.

@@ -131,11 +131,10 @@ select a.step_run_id::text, a.attempt, a.name, a.sha256, a.size_bytes, a.media_t
  order by a.step_run_id, a.attempt, a.position;
 
 -- name: read_blob_sizes
--- What is known of digests, to show a size with each.
-select sha256, max(size_bytes) as size_bytes
-  from rara.lineage
- where sha256 = any($1::text[])
- group by sha256;
+-- What is known of digests, to show a size with each. One edge of each tells: thousands may use the same.
+select i.sha256, l.size_bytes
+  from unnest($1::text[]) as i (sha256)
+ cross join lateral (select e.size_bytes from rara.lineage e where e.sha256 = i.sha256 limit 1) as l;
 
 -- name: read_attempts
 -- Every attempt of the step $1, the current one too, in order.

@@ -239,6 +239,35 @@ async def test_pages_show_what_the_first_one_saw_while_history_grows(world: Line
     assert len(await world.walk("artifact", digest_of("start"), upstream=False)) > len(seen)
 
 
+async def test_later_pages_walk_once_and_leave_out_what_was_removed_meanwhile(
+    world: LineageWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant = world.planted
+    kept, gone = await plant.run(), await plant.run()
+    chain = ["start", "b", "c", "d", "e"]
+    for before, after in pairwise(chain):
+        await plant.step(gone if after == "e" else kept, f"to-{after}", uses=[before], makes=[after])
+    start = Start("artifact", digest_of("start"))
+    first = await world.reads.page(start, upstream=False, depth=ALL, after=None, size=2)
+    second = await world.reads.page(
+        start, upstream=False, depth=ALL, after=Position(first.snapshot, first.places[1]), size=2
+    )
+    await world.store.raw.execute("delete from rara.lineage where workflow_run_id = $1", gone)
+    await world.store.raw.execute("set rara.removes_runs = 'on'")
+    await world.store.raw.execute("delete from rara.step_run where workflow_run_id = $1", gone)
+    rest = await world.reads.page(
+        start, upstream=False, depth=ALL, after=Position(first.snapshot, second.places[1]), size=10
+    )
+    names = [edge.name for page in (first, second, rest) for edge in page.edges[:2]]
+    assert names == ["in-start", "out-b", "in-b", "out-c", "in-c", "out-d"]
+    assert rest.truncated is False
+    # Of the walks that are kept, the oldest make room.
+    monkeypatch.setattr(module, "_KEPT_EDGES", 5)
+    again = Position(first.snapshot, first.places[0])
+    await world.reads.page(start, upstream=False, depth=4, after=again, size=1)
+    assert await world.reads.page(start, upstream=False, depth=4, after=again, size=1)
+
+
 async def test_a_commit_under_way_belongs_to_no_page_of_a_walk_that_began_before_it(
     world: LineageWorld,
 ) -> None:

@@ -62,12 +62,16 @@ class Place(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a walk needs of a stored edge."""
+    """A stored edge."""
 
     sha256: str
     step_run_id: str
     name: str
     derived_from: tuple[str, ...]
+    size_bytes: int
+    workflow_run_id: str
+    attempt: int
+    declared: bool
 
 
 # By step: the inputs (upstream) or outputs (downstream) that a walk may go on with. None: all.

@@ -1,9 +1,11 @@
 """Walks along lineage: breadth first, a statement for each half of a level, page by page over one snapshot."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, Literal
 
 import asyncpg
@@ -29,6 +31,7 @@ WALK_TIMEOUT_S: Final = 10.0
 MAX_WALKS: Final = 2
 MAX_WAITING: Final = 64
 _ROWS_AT_ONCE: Final = 500  # before others may have the event loop
+_KEPT_EDGES: Final = 2 * MAX_EDGES  # of walks whose pages are asked for: some 600 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class LineageReads:
         self._max_edges = max_edges
         self._walks = asyncio.Semaphore(MAX_WALKS)
         self._waiting = 0
+        self._walked: dict[tuple[object, ...], _Walked] = {}  # the oldest first
 
     async def digest_beginning(self, prefix: str) -> tuple[str, int]:
         """The one digest in lineage that begins so, and its size. Raises ARTIFACT_NOT_FOUND or FIELD_INVALID."""
@@ -105,9 +109,29 @@ class LineageReads:
         ):
             walk = _Walk(connection, upstream, depth, self._max_edges, after)
             await walk.begin()
-            places = await walk.places(start, size + 1)
-            edges = await _edges(connection, places, upstream=upstream)
-        return LineagePage(edges, walk.snapshot, places, walk.truncated)
+            key = (start, upstream, depth, walk.snapshot)
+            known = self._walked.get(key)
+            if after is not None and known is not None:
+                at = bisect_right(known.found, after.place, key=itemgetter(0))
+                found = known.found[at : at + size + 1]
+                left, edges = await _edges(connection, found, upstream=upstream)
+                if len(left) == len(found):
+                    return LineagePage(edges, walk.snapshot, [place for place, _ in found], known.truncated)
+                self._walked.pop(
+                    key, None
+                )  # runs were removed: what lies behind them may be farther now, or gone
+            found = await walk.places(start, size + 1)
+            if after is not None and walk.is_whole:
+                self._keep(key, _Walked(walk.everything, walk.truncated))
+            _, edges = await _edges(connection, found, upstream=upstream)
+        return LineagePage(edges, walk.snapshot, [place for place, _ in found], walk.truncated)
+
+    def _keep(self, key: tuple[object, ...], walked: "_Walked") -> None:
+        """For the pages to come, which would walk the same way again."""
+        self._walked.pop(key, None)
+        self._walked[key] = walked
+        while sum(len(each.found) for each in self._walked.values()) > _KEPT_EDGES:
+            del self._walked[next(iter(self._walked))]
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -129,8 +153,23 @@ class LineageReads:
             self._walks.release()
 
 
+_Found = tuple[Place, Row]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """All that a walk found, in order."""
+
+    found: Sequence[_Found]
+    truncated: bool
+
+
 class _Walk:
-    """One page's walk. It begins anew at the start, and reads no further than the page goes."""
+    """One page's walk. It begins anew at the start.
+
+    The first page's reads no further than the page goes. That of a later one goes on to the end, for all pages to
+    come, unless it can begin in the middle.
+    """
 
     def __init__(
         self, connection: Connection, upstream: bool, depth: int, budget: int, after: Position | None
@@ -146,6 +185,8 @@ class _Walk:
         self._passed: set[tuple[str, str, str]] = set()
         self.snapshot = after.snapshot if after else ""
         self.truncated = False
+        self.everything: list[_Found] = []
+        self.is_whole = True
 
     async def begin(self) -> None:
         """Bound the statements to come, and note what they see."""
@@ -153,16 +194,17 @@ class _Walk:
         self._next_xid = moment["next_xid"]
         self.snapshot = self.snapshot or moment["snapshot"]
 
-    async def places(self, start: Start, wanted: int) -> list[Place]:
+    async def places(self, start: Start, wanted: int) -> list[_Found]:
         """The first `wanted` edges behind `after`, in order."""
-        found: list[Place] = []
+        found: list[_Found] = []
         steps = await self._steps_of(start)
         digests = [start.what] if start.kind == "artifact" else []
         self._reached.update(digests)
         for depth in range(1, self._depth + 1):
             if depth > 1 or steps is None:
                 to_steps, is_enough = await self._to_steps(depth, digests, wanted - len(found))
-                found.extend(self._behind(Place(depth, Half.TO_STEP, *row[:3]) for row in to_steps))
+                self._add(found, [(Place(depth, Half.TO_STEP, *row[:3]), row) for row in to_steps])
+                self.is_whole = self.is_whole and not is_enough
                 if is_enough or self._is_over(found, wanted):
                     break
                 through = through_steps(to_steps, upstream=self._upstream)
@@ -174,11 +216,17 @@ class _Walk:
                 break
         return found[:wanted]
 
-    def _is_over(self, found: Sequence[Place], wanted: int) -> bool:
-        return self.truncated or len(found) >= wanted
+    def _is_over(self, found: Sequence[_Found], wanted: int) -> bool:
+        return self.truncated or (self._after is None and len(found) >= wanted)
 
-    def _behind(self, places: Iterable[Place]) -> list[Place]:
-        return [place for place in places if self._after is None or place > self._after]
+    def _add(self, found: list[_Found], new: Sequence[_Found]) -> None:
+        """What is behind `after`."""
+        after = self._after
+        if after is None:
+            found.extend(new)
+        else:
+            self.everything.extend(new)
+            found.extend(each for each in new if each[0] > after)
 
     async def _steps_of(self, start: Start) -> list[str] | None:
         """The steps that a walk begins with, in order; None: it begins with a digest."""
@@ -204,19 +252,19 @@ class _Walk:
         """
         after = self._after
         tail: list[Row] = []
-        if after is None or after < Place(depth, Half.TO_STEP, "", "", ""):
-            rows = await self._read_digests(digests, None, wanted)
-            if len(rows) == wanted:
-                return rows, True
-        else:
-            if after < Place(depth, Half.FROM_STEP, "", "", ""):
-                behind = [digest for digest in digests if digest >= after.first]
-                tail = await self._read_digests(behind, after, wanted)
-                if len(tail) == wanted:
-                    return tail, True
-            rows = await self._read_digests(digests, None, self._budget + 1)
+        limit = max(self._budget + 1, wanted)
+        if after is None:
+            limit = wanted
+        elif Place(depth, Half.TO_STEP, "", "", "") < after < Place(depth, Half.FROM_STEP, "", "", ""):
+            behind = [digest for digest in digests if digest >= after.first]
+            tail = await self._read_digests(behind, after, wanted)
+            if len(tail) == wanted:
+                return tail, True
+        rows = await self._read_digests(digests, None, limit)
+        if after is None and len(rows) == wanted:
+            return rows, True
         if len(rows) > self._budget:
-            self.truncated = True
+            self.truncated, self.is_whole = True, False
             return tail or rows, False
         self._budget -= len(rows)
         return rows, False
@@ -253,7 +301,7 @@ class _Walk:
         return rows
 
     async def _go_on(
-        self, depth: int, from_steps: Sequence[Row], through: Through, found: list[Place]
+        self, depth: int, from_steps: Sequence[Row], through: Through, found: list[_Found]
     ) -> list[str]:
         """Add what is new of the edges from steps; returns the digests that they reach for the first time."""
         reached: set[str] = set()
@@ -265,7 +313,7 @@ class _Walk:
                 continue
             self._passed.add(key)
             reached.add(row.sha256)
-            found.extend(self._behind([Place(depth, Half.FROM_STEP, *key)]))
+            self._add(found, [(Place(depth, Half.FROM_STEP, *key), row)])
         reached -= self._reached
         self._reached |= reached
         return sorted(reached)
@@ -273,46 +321,54 @@ class _Walk:
 
 async def _rows(records: Sequence[asyncpg.Record]) -> list[Row]:
     rows = []
-    for index, (sha256, step_run_id, name, derived_from) in enumerate(records):
+    for index, (sha256, step_run_id, name, derived_from, *more) in enumerate(records):
         if index % _ROWS_AT_ONCE == 0:
             await asyncio.sleep(0)
-        rows.append(Row(sha256, step_run_id, name, tuple(derived_from)))
+        rows.append(Row(sha256, step_run_id, name, tuple(derived_from), *more))
     return rows
 
 
-async def _edges(connection: Connection, places: Sequence[Place], *, upstream: bool) -> list[LineageEdge]:
-    """The edges at these places, in that order."""
-    produced = [(place.half is Half.TO_STEP) == upstream for place in places]
-    rows = await connection.fetch(
-        query("read_lineage_edges"),
-        [place.sha256 for place in places],
-        [place.step_run_id for place in places],
+async def _edges(
+    connection: Connection, found: Sequence[_Found], *, upstream: bool
+) -> tuple[list[_Found], list[LineageEdge]]:
+    """The edges of a page, with what people want to know of each; less those of steps that are not there."""
+    named = await connection.fetch(query("read_lineage_steps"), sorted({row.step_run_id for _, row in found}))
+    steps = {step["step_run_id"]: step for step in named}
+    found = [each for each in found if each[1].step_run_id in steps]
+    rows = [row for _, row in found]
+    produced = [(place.half is Half.TO_STEP) == upstream for place, _ in found]
+    types = await connection.fetch(
+        query("read_lineage_types"),
+        [row.sha256 for row in rows],
+        [row.workflow_run_id for row in rows],
+        [row.step_run_id for row in rows],
+        [row.attempt for row in rows],
+        [row.name for row in rows],
         produced,
-        [place.name for place in places],
     )
-    origins = sorted({digest for row in rows for digest in row["derived_from"]})
+    origins = sorted({digest for row in rows for digest in row.derived_from})
     sizes: dict[str, int] = {}
     if origins:
         known = await connection.fetch(query("read_blob_sizes"), origins)
         sizes = {row["sha256"]: row["size_bytes"] for row in known}
-    return [_edge(row, places[row["place"] - 1].depth, sizes) for row in rows]
-
-
-def _edge(row: asyncpg.Record, depth: int, sizes: Mapping[str, int]) -> LineageEdge:
-    return LineageEdge(
-        sha256=row["sha256"],
-        size_bytes=row["size_bytes"],
-        name=row["name"],
-        workflow_run_id=row["workflow_run_id"],
-        step_run_id=row["step_run_id"],
-        attempt=row["attempt"],
-        produced=row["produced"],
-        declared=row["declared"],
-        depth=depth,
-        step_name=row["step_name"],
-        definition=row["definition"],
-        definition_version=row["definition_version"],
-        kind=row["kind"],
-        artifact_type=row["artifact_type"],
-        derived_from=tuple((digest, sizes.get(digest, 0)) for digest in row["derived_from"]),
-    )
+    edges = [
+        LineageEdge(
+            sha256=row.sha256,
+            size_bytes=row.size_bytes,
+            name=row.name,
+            workflow_run_id=row.workflow_run_id,
+            step_run_id=row.step_run_id,
+            attempt=row.attempt,
+            produced=is_made,
+            declared=row.declared,
+            depth=place.depth,
+            step_name=steps[row.step_run_id]["step_name"],
+            definition=steps[row.step_run_id]["definition"],
+            definition_version=steps[row.step_run_id]["definition_version"],
+            kind=steps[row.step_run_id]["kind"],
+            artifact_type=artifact_type,
+            derived_from=tuple((digest, sizes.get(digest, 0)) for digest in row.derived_from),
+        )
+        for (place, row), is_made, (artifact_type,) in zip(found, produced, types, strict=True)
+    ]
+    return found, edges
