@@ -419,7 +419,7 @@ async def test_tokens_of_lineage_pages_are_not_taken_on_trust(world: RunningSche
     assert not (await world.workflows.QueryLineage(query, timeout=WAIT_S)).edges
     for place, bad in (
         (0, "20:10:"), (0, "x"), (0, "1:99999999999999999999:"), (1, "0"), (1, "100"), (2, "2"), (3, "0"), (4, "1"),
-        (5, "a\0b"),
+        (5, "a\0b"), (5, "\ud800"),
     ):  # fmt: skip
         position = [*good[:place], bad, *good[place + 1 :]]
         query.page_token = encode_token(query, position)

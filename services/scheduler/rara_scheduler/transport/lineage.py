@@ -15,6 +15,7 @@ from rara_scheduler.transport.paging import page
 
 _PREFIX = re.compile(rf"[0-9a-f]{{{MIN_PREFIX},64}}")
 _SNAPSHOT = re.compile(r"[0-9]{1,19}:[0-9]{1,19}:[0-9,]{0,1000}")
+_NO_NAME = re.compile("[\\0\ud800-\udfff]")
 _DEPTH = re.compile(r"[1-9][0-9]?")
 
 
@@ -67,6 +68,7 @@ def position_of(request: workflow_pb2.QueryLineageRequest) -> Position | None:
         or not _DEPTH.fullmatch(depth)
         or half not in ("0", "1")
         or names.SHA256.refuses(sha256) is not None
+        or _NO_NAME.search(name)
     ):
         raise invalid_token()
     try:
