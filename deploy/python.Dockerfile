@@ -28,13 +28,15 @@ FROM installer AS scheduler-packages
 COPY pyproject.toml .
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv venv -q /opt/rara \
-    && uv pip install --python /opt/rara --require-hashes -c requirements/runtime.lock -r pyproject.toml --extra scheduler --extra s3
+    && uv pip install --python /opt/rara --require-hashes -c requirements/runtime.lock -r pyproject.toml \
+        --extra scheduler --extra s3 --extra observability
 
 FROM installer AS executor-packages
 COPY pyproject.toml .
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv venv -q /opt/rara \
-    && uv pip install --python /opt/rara --require-hashes -c requirements/runtime.lock -r pyproject.toml --extra executor
+    && uv pip install --python /opt/rara --require-hashes -c requirements/runtime.lock -r pyproject.toml \
+        --extra executor --extra observability
 
 FROM ${PYTHON} AS runtime
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent rara \

@@ -35,7 +35,7 @@ def scripts() -> set[str]:
 
 def environment_names() -> set[str]:
     fields = [*SchedulerSettings.model_fields, *ExecutorSettings.model_fields]
-    return {f"RARA_{name.upper()}" for name in fields}
+    return {f"RARA_{name.upper()}" for name in fields} | {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
 
 
 def stop_bound_s(service: dict[str, Any]) -> float:

@@ -125,7 +125,7 @@ type JobRequest struct {
 	Checkpoint *Payload `protobuf:"bytes,15,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	// All that is recorded under this idempotency key, from this attempt and earlier ones.
 	Effects []*Effect `protobuf:"bytes,16,rep,name=effects,proto3" json:"effects,omitempty"`
-	// Of the run's creation; the attempt's span links to it. Absent: no trace.
+	// Of the attempt: the executor's spans are its children. Absent: no trace.
 	Trace *TraceContext `protobuf:"bytes,17,opt,name=trace,proto3" json:"trace,omitempty"`
 	// The definition that the run follows.
 	Definition string `protobuf:"bytes,18,opt,name=definition,proto3" json:"definition,omitempty"`

@@ -173,7 +173,7 @@ class JobRequest(_message.Message):
 
     @_builtins.property
     def trace(self) -> _common_pb2.TraceContext:
-        """Of the run's creation; the attempt's span links to it. Absent: no trace."""
+        """Of the attempt: the executor's spans are its children. Absent: no trace."""
 
     @_builtins.property
     def checkpoint_artifacts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Artifact]:

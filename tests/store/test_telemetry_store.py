@@ -1,0 +1,70 @@
+"""What telemetry asks of the database is right, and stays cheap whatever the tables hold."""
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest_asyncio
+from rara_scheduler.store.telemetry import MOST_COUNTED, TelemetryStore
+from support.store_world import StoreWorld, accepted, failed, running, store_world
+
+MANY = 2 * MOST_COUNTED
+
+
+@pytest_asyncio.fixture
+async def world(database_url: str) -> AsyncIterator[StoreWorld]:
+    async with store_world(database_url) as opened:
+        yield opened
+
+
+async def test_queues_are_told_by_kind_and_counted_up_to_a_bound(world: StoreWorld) -> None:
+    store = TelemetryStore(world.database)
+    nothing = await store.queues()
+    assert (nothing.ready, nothing.oldest_ready_s, nothing.waiting) == ({}, {}, {})
+    await world.define("two", {"a": {}, "b": {"kind": "other.kind"}})
+    await world.start("two")
+    await world.raw.execute(
+        "update rara.ready set available_at = now() - interval '5 s'"
+        " where route_id = (select min(route_id) from rara.ready)"
+    )
+    few = await store.queues()
+    assert few.ready == {"work.do": 1, "other.kind": 1}
+    assert 5 <= max(few.oldest_ready_s.values()) < 60
+    await world.raw.execute(
+        "insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, released_at, revision)"
+        " select r.route_id, now() - make_interval(secs => n), gen_random_uuid(), gen_random_uuid(), now(), 1"
+        " from rara.route r, generate_series(1, $1::int) n where r.kind = 'work.do'",
+        MANY,
+    )
+    try:
+        many = await store.queues()
+        assert many.ready == {"work.do": MOST_COUNTED, "other.kind": 1}
+        assert MANY <= many.oldest_ready_s["work.do"] < MANY + 60
+    finally:  # they belong to no run, which the history checker would find
+        await world.raw.execute(
+            "delete from rara.ready r where not exists"
+            " (select from rara.step_run s where s.step_run_id = r.step_run_id)"
+        )
+
+
+async def test_the_oldest_transaction_of_somebody_else_is_told(world: StoreWorld, database_url: str) -> None:
+    other = await asyncpg.connect(database_url)
+    try:
+        async with other.transaction():
+            await other.execute("select 1")
+            began = await other.fetchval("select now()")
+            told_s = (await TelemetryStore(world.database).queues()).oldest_transaction_s
+            age_s = await world.raw.fetchval(
+                "select extract(epoch from clock_timestamp() - $1::timestamptz)::float8", began
+            )
+            assert 0 < told_s <= age_s
+    finally:
+        await other.close()
+
+
+async def test_waiting_steps_are_counted(world: StoreWorld) -> None:
+    await world.define("one", {"a": {}})
+    await world.start("one")
+    grant = await world.lease_one()
+    await world.say(grant, accepted(), running(), failed(3))
+    found = await TelemetryStore(world.database).queues()
+    assert (found.ready, found.waiting) == ({}, {"work.do": 1})
