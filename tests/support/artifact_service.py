@@ -20,6 +20,7 @@ from rara_scheduler.blobs import FolderBlobStore
 from rara_scheduler.blobs.transfers import BlobTransfers, TransferLimits
 from rara_scheduler.store.blobs import BlobRows
 from rara_scheduler.store.database import Database
+from rara_scheduler.transport import connections
 from rara_scheduler.transport.artifacts import ArtifactServicer
 
 PIECE = 100_000
@@ -51,7 +52,7 @@ async def serving(database_url: str, folder: Path, limits: TransferLimits) -> As
     await store.prepare()
     rows = BlobRows(database)
     transfers = BlobTransfers(store, rows, limits)
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=connections.keepalive_options())
     artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(
         ArtifactServicer(transfers, piece_wait_s=2.0), server
     )

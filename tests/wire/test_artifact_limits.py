@@ -10,7 +10,9 @@ import pytest
 from rara.v1 import artifact_pb2 as pb
 from rara.v1 import common_pb2, job_pb2
 from rara_scheduler.blobs.admission import UploadLimits
+from rara_scheduler.blobs.folder import FolderWriter
 from rara_scheduler.blobs.transfers import TransferLimits
+from rara_scheduler.transport.connections import STREAM_WINDOW_BYTES
 from support.artifact_service import (
     PIECE,
     Refusal,
@@ -26,6 +28,7 @@ from support.artifact_service import (
     serving,
 )
 
+MIB = 1 << 20
 Serve = Callable[..., Awaitable[Service]]
 
 
@@ -141,3 +144,41 @@ async def test_uploads_admitted_at_once_keep_the_bound(serve: Serve) -> None:
     ]
     answers = await asyncio.gather(*requests, return_exceptions=True)
     assert sum(isinstance(answer, pb.CreateUploadResponse) for answer in answers) == 7
+
+
+async def test_a_sender_is_not_far_ahead_of_a_slow_disk(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is ahead is in the scheduler's memory. gRPC's own estimate of how much may be, once it has seen a fast way,
+    is 5 MiB on an idle machine and hundreds on a busy one.
+    """
+    service = await serve()
+    slow, reached = asyncio.Event(), asyncio.Event()
+    taken = 0
+    append = FolderWriter.append
+
+    async def until_slow(writer: FolderWriter, data: bytes) -> None:
+        nonlocal taken
+        if taken >= 16 * MIB:
+            reached.set()
+            await slow.wait()
+        taken += len(data)
+        await append(writer, data)
+
+    monkeypatch.setattr(FolderWriter, "append", until_slow)
+    data, sent = os.urandom(256 * 1024), 0
+    upload_id = await create(service, sized(100 * MIB))
+    call = service.stub.WriteBlob()
+    try:
+        async with asyncio.timeout(30) as bound:
+            while True:
+                await call.write(pb.WriteBlobRequest(upload_id=upload_id, offset=sent, data=data))
+                sent += len(data)
+                if reached.is_set():
+                    bound.reschedule(asyncio.get_running_loop().time() + 0.5)
+    except TimeoutError:
+        pass
+    assert reached.is_set()
+    assert 0 < sent - taken < 2 * STREAM_WINDOW_BYTES
+    call.cancel()
+    slow.set()

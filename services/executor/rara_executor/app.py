@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 # While a transfer is under way. A scheduler takes offence at pings more often than each 10 s.
 BLOB_KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.http2.ping_timeout_ms", 10_000)]
+# What a download may be ahead of a slow disk: gRPC's own estimate grows without bound.
+BLOB_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2 << 20)]
 SWEEP_S = 1.0
 _LAST_SPANS = 0.04  # of the time to stop, for a receiver that is slow or away
 
@@ -86,7 +88,7 @@ class Executor:
             warden.start()
             stack.callback(warden.stop)
             # No heartbeat shows whether this path is alive, so pings do.
-            options = [*CHANNEL_OPTIONS, *BLOB_KEEPALIVE]
+            options = [*CHANNEL_OPTIONS, *BLOB_KEEPALIVE, *BLOB_WINDOW]
             async with settings.security.channel(settings.scheduler, options) as blob_channel:
                 with _one_error():
                     await self._run(scratch, warden, self._blob_client(blob_channel))

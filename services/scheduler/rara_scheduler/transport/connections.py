@@ -14,6 +14,9 @@ PING_TIMEOUT_MS: Final = 10_000
 # Calls under way on one connection; a client's next one waits. Many watches are one connection's right, but not all.
 MAX_STREAMS: Final = 10_000
 
+# What a stream may send ahead of its reader: 40 MiB/s over a way of 50 ms.
+STREAM_WINDOW_BYTES: Final = 2 * 1024 * 1024
+
 # An old connection takes no new streams from its age on, give or take a tenth. Only then a session that is asked to
 # come again comes over a new one, through whatever balances the load; and it must be asked before the old one ends.
 _ASKED_AT: Final = 1.12
@@ -27,6 +30,10 @@ def keepalive_options() -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        # gRPC's own estimate takes a peer that is slow to answer for a long way, and grows without bound: with a busy
+        # disk below it, one upload took 450 MB of memory.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
     ]
 
 
