@@ -39,6 +39,9 @@ def channel_options(target: str, user_agent: str) -> list[tuple[str, str | int]]
         ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
         # A scheduler that comes back may have another address; gRPC would ask for it again after 30 s only.
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
+        # What a download may be ahead of a slow disk: gRPC's own estimate grows without bound.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 2 * 1024 * 1024),
     ]
     if is_loopback(target):
         # gRPC would send even 127.0.0.1 to the proxy that http_proxy names.
