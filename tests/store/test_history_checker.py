@@ -379,7 +379,8 @@ PLANTS = (
         "lineage_without_artifact",
         "done.b",
         "insert into rara.lineage (sha256, size_bytes, step_run_id, workflow_run_id, attempt, produced, declared, name)"
-        " select sha256, size_bytes, '{done.b}', '{done}', 1, true, true, 'ghost' from rara.artifact where inline is null limit 1",
+        " select sha256, size_bytes, '{done.b}', '{done}', 1, true, true, 'ghost'"
+        "   from rara.artifact where inline is null limit 1",
     ),
     plant(
         "lineage_without_artifact",

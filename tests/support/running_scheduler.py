@@ -185,8 +185,8 @@ async def running_scheduler(
 ) -> AsyncIterator[RunningScheduler]:
     """A scheduler that serves until the block ends, then stops in order. settings: over the test values.
 
-    security: of the calls that this makes for the test. A scheduler that dies of a bug fails the test, and so does history that breaks a promise: `check_history` is
-    for tests that break it themselves.
+    security: of the calls that this makes for the test. A scheduler that dies of a bug fails the test, and so does
+    history that breaks a promise: `check_history` is for tests that break it themselves.
     """
     values = (
         TEST_VALUES | {"database_url": database_url, "blob_store": f"file://{folder / 'blobs'}"} | settings
