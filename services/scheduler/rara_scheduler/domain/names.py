@@ -39,6 +39,8 @@ EXECUTOR_KIND: Final = Rule(
     re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}"),
     "must be 1 to 63 lower-case letters, digits, _, . and -",
 )
+# ASCII alone, so that no two names look the same or become the same when a file system normalises them; safe as a
+# relative path on every system, whoever writes it there. %: for names that are encoded as in a URL.
 ARTIFACT: Final = Rule(
     re.compile(
         r"(?=.{1,255}\Z)[A-Za-z0-9_%](?:[A-Za-z0-9_%.=+@,-]*[A-Za-z0-9_%=+@,-])?"

@@ -63,7 +63,6 @@ class Terms:
     max_payload_bytes: int
     max_inline_bytes: int
     event_window: int
-
     max_attempt_bytes: int = 1 << 40  # of all artifacts of one manifest
 
     def message(self) -> dispatch_pb2.SessionTerms:
