@@ -66,6 +66,9 @@ class Services:
         script, *arguments = made.command()
         shipped = {**made.env, **service["environment"]}
         shipped.pop("PATH")
+        shipped = {
+            name: value for name, value in shipped.items() if value is not None
+        }  # None: taken from outside
         command = [str(Path(sys.executable).with_name(script)), *arguments]
         return await self._processes.start(name, command, env={**shipped, **own})
 

@@ -14,6 +14,7 @@ from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.store.commit import BatchResult, CommitStore, LeaseReports
 from rara_scheduler.store.database import Conflict, DataRefused, LockTimeout
 from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, Tracing
+from rara_scheduler.telemetry.span_clock import epoch_ns
 
 log = structlog.get_logger(__name__)
 
@@ -137,9 +138,9 @@ class Committer:
     async def _traced(self, batch: list[LeaseReports], *, skip_locked: bool) -> BatchResult:
         if not self._tracing.is_on:
             return await self._store.commit(batch, skip_locked=skip_locked)
-        began_ns = time.time_ns()
+        began_ns = epoch_ns()
         result = await self._store.commit(batch, skip_locked=skip_locked)
-        self._tracing.attempts_ended(result.decisions.values(), began_ns, time.time_ns())
+        self._tracing.attempts_ended(result.decisions.values(), began_ns, epoch_ns())
         return result
 
     def _put_behind(self, held_up: list[Submission]) -> None:

@@ -21,6 +21,7 @@ from rara_scheduler.store.leases import Cursor, Grant, LeaseStore
 from rara_scheduler.store.run_ledger import Specs
 from rara_scheduler.store.sweeps import BEFORE_ALL
 from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, Sent, Tracing
+from rara_scheduler.telemetry.span_clock import epoch_ns
 from rara_scheduler.transport.jobs import UnfitJob, build_job
 
 log = structlog.get_logger(__name__)
@@ -211,9 +212,9 @@ class DispatchLoop:
             (route_id, most, self._cursors.get(route_id, BEFORE_ALL), group.routes[route_id])
             for route_id, most in limits.items()
         ]
-        granting_ns = time.time_ns()
+        granting_ns = epoch_ns()
         grants = await self._leases.grant(probes, slots)
-        granted = _Granted(granting_ns, time.time_ns(), self._clock())
+        granted = _Granted(granting_ns, epoch_ns(), self._clock())
         for grant in grants:
             seen = (grant.available_at, UUID(grant.step_run_id))
             if seen > self._cursors.get(grant.route_id, BEFORE_ALL):
@@ -330,7 +331,7 @@ class DispatchLoop:
             since_s = self._clock() - granted.at
             self._metrics.dispatched((job.kind, grant.waited_s + since_s) for grant, job in sent)
         if self._tracing.is_on:
-            now_ns = time.time_ns()
+            now_ns = epoch_ns()
             self._tracing.sent(
                 Sent(
                     job.trace.traceparent,
