@@ -1,15 +1,26 @@
 -- name: open_session
 -- The newest session of an executor replaces the one before; a drain that was asked for is remembered. No row: the
--- executor came with the token of somebody else than $9.
+-- executor is somebody else's than $9, the caller's name. $10: it was dialled. $11: the kinds that the caller may offer.
+-- $12: seconds after which it is not connected any more.
+-- Who was dialled may be replaced by a dialled one alone. Whoever has a name replaces one without, which came before
+-- names were asked for, when that is gone and offered nothing beyond the caller's kinds: its leases go along.
 insert into rara.executor as x (executor_id, executor_name, executor_kind, sdk, capabilities, labels, session_id,
-                                scheduler_id, draining, token_name)
-values ($1::uuid, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7::uuid, $8::uuid, false, $9)
+                                scheduler_id, draining, token_name, direct)
+values ($1::uuid, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7::uuid, $8::uuid, false, $9, $10)
     on conflict (executor_id) do update
    set executor_name = excluded.executor_name, executor_kind = excluded.executor_kind, sdk = excluded.sdk,
        capabilities = excluded.capabilities, labels = excluded.labels, session_id = excluded.session_id,
        scheduler_id = excluded.scheduler_id, last_seen_at = now(), connected_at = now(), ended_at = null,
-       token_name = coalesce(excluded.token_name, x.token_name)
- where x.token_name is null or excluded.token_name is null or x.token_name = excluded.token_name
+       token_name = coalesce(excluded.token_name, x.token_name), direct = excluded.direct
+ where x.token_name = excluded.token_name
+    or (excluded.token_name is null and (x.token_name is null or not excluded.direct))
+    or (x.token_name is null and not x.direct
+        and (x.ended_at is not null or x.last_seen_at < now() - make_interval(secs => $12::float8))
+        and not exists (select from jsonb_array_elements(x.capabilities) c(one)
+                         where not exists (select from unnest($11::text[]) p(kinds)
+                                            where p.kinds in ('*', c.one ->> 'kind')
+                                               or (p.kinds like '%.*'
+                                                   and starts_with(c.one ->> 'kind', left(p.kinds, -1))))))
 returning draining;
 
 -- name: close_session

@@ -40,9 +40,10 @@ update rara.token
    set last_used_at = now()
  where token_id = any($1::uuid[]) and (last_used_at is null or last_used_at < now() - interval '1 minute');
 
--- name: holds_lease
--- Whether the lease $2 of step $1 is held by an executor that came with a token of the name $3.
-select true
+-- name: lease_bearer
+-- Who holds the lease $2 of step $1, and what for.
+select x.token_name, x.direct, x.executor_kind, t.kind
   from rara.lease l
   join rara.executor x on x.executor_id = l.executor_id
- where l.step_run_id = $1::uuid and l.lease_token = $2 and x.token_name = $3;
+  join rara.route t on t.route_id = l.route_id
+ where l.step_run_id = $1::uuid and l.lease_token = $2;

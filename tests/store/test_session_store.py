@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from rara_scheduler.domain.attempt import CancelReceipt
 from rara_scheduler.domain.routing import Capability, Offer
+from rara_scheduler.domain.tokens import Role, Token
+from rara_scheduler.store.tokens import TokenStore
 from support.store_world import (
     StoreWorld,
     accepted,
@@ -130,3 +132,33 @@ async def test_a_cancel_is_undelivered_until_its_receipt(world: StoreWorld) -> N
     assert await world.sessions.undelivered_cancels([grant.executor_id]) == []
     (held,) = await world.sessions.leases(grant.executor_id)
     assert held.cancel_reason == "CANCELLED"
+
+
+async def test_the_lease_of_a_dialled_executor_is_that_of_a_token_for_its_kind(world: StoreWorld) -> None:
+    await world.define("one", {"a": {}})
+    await world.start("one")
+    [grant] = await world.lease(1)
+    tokens = TokenStore(world.database)
+
+    async def holds(*kinds: str, name: str = "dialled", executor_kind: str | None = None) -> bool:
+        token = Token("id", name, Role.EXECUTOR, kinds, executor_kind)
+        return await tokens.holds_lease(grant.step_run_id, grant.lease_token, token)
+
+    await open_session(world, await world.raw.fetchval("select executor_id::text from rara.lease"))
+    change = "update rara.executor set direct = $1, token_name = $2"
+    await world.raw.execute(change, True, None)
+    kind, language = "work.do", OFFER.executor_kind
+    assert await holds(kind)
+    assert await holds("*", executor_kind=language)
+    assert not await holds("other.only")
+    assert not await holds()
+    assert not await holds(kind, executor_kind=f"not-{language}")
+    assert not await tokens.holds_lease(
+        grant.step_run_id, grant.lease_token + 1, Token("id", "dialled", Role.EXECUTOR, (kind,))
+    )
+    # Of one that came by itself it is the name that counts.
+    await world.raw.execute(change, False, None)
+    assert not await holds("*")
+    await world.raw.execute(change, False, "farm")
+    assert await holds("other.only", name="farm")
+    assert not await holds("*")

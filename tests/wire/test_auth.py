@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
+import uuid_utils.compat
 from google.protobuf import descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rara.v1 import artifact_pb2, artifact_pb2_grpc, common_pb2, job_pb2, workflow_pb2, workflow_pb2_grpc
@@ -20,9 +21,11 @@ from rara_client.errors import from_rpc_error
 from rara_scheduler.domain.tokens import Role, new_token
 from rara_scheduler.transport.roles import ALLOWED, OPEN
 from rara_testing.job_events import accepted
+from rara_testing.ports import free_port
 from rara_testing.processes import Processes
 from rara_testing.scripted_executor import WAIT_S, ScriptedExecutor
 from support.bearers import bearing, make_token, revoke
+from support.running_executor import running
 from support.running_scheduler import KIND, RunningScheduler, beating, running_scheduler
 from support.spawned_executor import spawn_executor
 
@@ -220,7 +223,7 @@ async def test_nobody_takes_over_an_executor_of_somebody_else(world: RunningSche
             code, details, _ = await thief.failure()
             assert (code, details) == (
                 grpc.StatusCode.PERMISSION_DENIED,
-                "hello.executor_id: it came with the token of somebody else",
+                "hello.executor_id: it is the executor of somebody else",
             )
             assert not executor.ended.is_set()
     for token, expected in ((other, "refused"), (successor, "welcome")):
@@ -231,6 +234,71 @@ async def test_nobody_takes_over_an_executor_of_somebody_else(world: RunningSche
                 await again.expect("welcome")
             else:
                 assert await again.status() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def seat(address: str, token: str | None, executor_id: str, *kinds: str) -> str:
+    """`welcome`, or the reason for which the session of such an executor is refused."""
+    async with ScriptedExecutor(executor_id=executor_id) as executor:
+        await executor.connect(address, metadata=() if token is None else bearing(token))
+        await executor.hello(kinds)
+        try:
+            await executor.expect("welcome")
+        except AssertionError:
+            return (await executor.failure())[1]
+    return "welcome"
+
+
+async def test_executors_from_before_tokens_are_taken_over_by_their_kinds_alone(
+    database_url: str, tmp_path: Path
+) -> None:
+    executor_id = str(uuid_utils.compat.uuid7())
+    refused = "hello.executor_id: it is the executor of somebody else"
+    async with running_scheduler(database_url, tmp_path) as world:
+        assert await seat(world.address, None, executor_id, KIND) == "welcome"
+    async with running_scheduler(database_url, tmp_path, auth="tokens") as world:
+        other = await make_token(world.raw, "executor", name="other", kinds=["other.only"])
+        farm = await make_token(world.raw, "executor", name="farm", kinds=[f"{KIND.split('.')[0]}.*"])
+        assert await seat(world.address, other, executor_id, "other.only") == refused
+        # One that is connected, to a scheduler which asks nobody yet, is nobody else's either.
+        await world.raw.execute("update rara.executor set ended_at = null, last_seen_at = now()")
+        assert await seat(world.address, farm, executor_id, KIND) == refused
+        await world.raw.execute("update rara.executor set last_seen_at = now() - interval '1 minute'")
+        assert await seat(world.address, farm, executor_id, KIND) == "welcome"
+        assert await world.raw.fetchval("select token_name from rara.executor") == "farm"
+        # Of the direct link it never is, also when it is gone.
+        await world.raw.execute("update rara.executor set token_name = null, direct = true, ended_at = now()")
+        assert await seat(world.address, farm, executor_id, KIND) == refused
+
+
+async def test_a_dialled_executor_stores_artifacts_by_a_token_of_its_kinds(
+    database_url: str, tmp_path: Path
+) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    async with running_scheduler(database_url, tmp_path, auth="tokens", direct_executors=(listen,)) as world:
+        own, other = [
+            await make_token(world.raw, "executor", name=name, kinds=[kinds])
+            for name, kinds in (("dialled", "case.*"), ("other", "other.only"))
+        ]
+        operator = bearing(await make_token(world.raw, "operator", name="ops"))
+        async with (
+            grpc.aio.insecure_channel(world.address) as channel,
+            running(
+                world.address,
+                tmp_path,
+                modules="support.blob_handlers",
+                listen=listen,
+                security={"token": own},
+            ) as executor,
+        ):
+            workflows: Any = workflow_pb2_grpc.WorkflowServiceStub(channel)
+            value = {"folder": str(tmp_path), "size_bytes": 200_000}
+            run_id = await started(workflows, operator, kind="case.blob", value=value)
+            assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
+            assert await world.raw.fetchval("select size_bytes from rara.artifact") == 200_000
+            assert await world.raw.fetchval("select direct from rara.executor")
+            assert await seat(world.address, other, executor.executor_id, "other.only") == (
+                "hello.executor_id: it is the executor of somebody else"
+            )
 
 
 async def test_an_executor_uploads_under_a_lease_of_its_own_alone(world: RunningScheduler) -> None:
@@ -268,7 +336,7 @@ async def read_out(call: Any) -> None:
         pass
 
 
-async def started(workflows: Any, metadata: Metadata, *, kind: str = KIND) -> str:
+async def started(workflows: Any, metadata: Metadata, *, kind: str = KIND, value: object = None) -> str:
     """The id of a run of one step, which waits for an executor."""
     definition = workflow_pb2.Definition(
         definition="one",
@@ -279,7 +347,11 @@ async def started(workflows: Any, metadata: Metadata, *, kind: str = KIND) -> st
         workflow_pb2.RegisterDefinitionRequest(definition=definition), metadata=metadata, timeout=WAIT_S
     )
     response = await workflows.StartRun(
-        workflow_pb2.StartRunRequest(definition="one"), metadata=metadata, timeout=WAIT_S
+        workflow_pb2.StartRunRequest(
+            definition="one", input=common_pb2.Payload(data=json.dumps(value).encode())
+        ),
+        metadata=metadata,
+        timeout=WAIT_S,
     )
     return str(response.run.workflow_run_id)
 

@@ -1,6 +1,7 @@
 """Composition root: builds every part of the scheduler, and owns the order of start and stop."""
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -226,7 +227,7 @@ class Scheduler:
         self._direct = DirectLoop(
             s.direct_executors,
             session_store,
-            self._dispatch_servicer.serve,
+            functools.partial(self._dispatch_servicer.serve, direct=True),
             scheduler_id=self._scheduler_id,
             terms=terms,
             security=s.direct_security,

@@ -11,6 +11,7 @@ from rara_scheduler.domain.attempt import MAX_MISSING
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.ids import is_uuid
 from rara_scheduler.domain.routing import Offer
+from rara_scheduler.domain.tokens import Token
 from rara_scheduler.store.database import Connection, Database, Lane
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.run_ledger import CancelOrder, cancel_order
@@ -36,7 +37,7 @@ class AnothersExecutor(Fault):
     def __init__(self) -> None:
         super().__init__(
             Code.NOT_ALLOWED,
-            "hello.executor_id: it came with the token of somebody else",
+            "hello.executor_id: it is the executor of somebody else",
             metadata={"field": "hello.executor_id"},
         )
 
@@ -55,12 +56,15 @@ class SessionStore:
         schemas: Mapping[str, str],
         session_id: str,
         scheduler_id: str,
-        bearer: str | None = None,
+        bearer: Token | None = None,
+        direct: bool = False,
+        silence_s: float = 15.0,
     ) -> bool:
         """Make this the executor's newest session. True: an operator had asked it to drain.
 
-        schemas: input_schema_sha256 by kind. bearer: whose token it comes with. Raises AnothersExecutor
-        for an executor_id that came with somebody else's: whoever has the id has its leases.
+        schemas: input_schema_sha256 by kind. bearer: the token that it comes with. direct: it was dialled.
+        silence_s: from when on an executor counts as gone. Raises AnothersExecutor for an executor_id of somebody
+        else: whoever has the id has its leases.
         """
         capabilities = [
             {
@@ -82,7 +86,10 @@ class SessionStore:
                 orjson.dumps(dict(offer.labels)).decode(),
                 session_id,
                 scheduler_id,
-                bearer,
+                None if bearer is None else bearer.name,
+                direct,
+                [] if bearer is None else list(bearer.kinds),
+                silence_s,
             )
         if draining is None:
             raise AnothersExecutor

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from uuid import UUID
 
-from rara_scheduler.domain.tokens import Role, Token
+from rara_scheduler.domain.tokens import Role, Token, allows_kind
 from rara_scheduler.store.database import Database
 from rara_scheduler.store.queries import query
 
@@ -44,7 +44,15 @@ class TokenStore:
         async with self._database.connection() as connection:
             await connection.execute(query("note_token_use"), [UUID(token_id) for token_id in token_ids])
 
-    async def holds_lease(self, step_run_id: str, lease_token: int, name: str) -> bool:
-        """Whether that lease is held by an executor that came with a token of this name."""
+    async def holds_lease(self, step_run_id: str, lease_token: int, token: Token) -> bool:
+        """Whether that lease is held by an executor of this token's name.
+
+        Who was dialled came with no token. Its lease is anybody's whose token is for what the lease is for.
+        """
         async with self._database.connection() as connection:
-            return bool(await connection.fetchval(query("holds_lease"), step_run_id, lease_token, name))
+            row = await connection.fetchrow(query("lease_bearer"), step_run_id, lease_token)
+        if row is None:
+            return False
+        if row["token_name"] is not None or not row["direct"]:
+            return bool(row["token_name"] == token.name)
+        return allows_kind(token.kinds, row["kind"]) and token.executor_kind in (None, row["executor_kind"])

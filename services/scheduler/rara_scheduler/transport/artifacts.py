@@ -14,6 +14,7 @@ from rara.v1 import artifact_pb2_grpc, common_pb2, job_pb2
 from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.blobs.transfers import BlobTransfers, Piece
 from rara_scheduler.domain.errors import Code, Fault, field_invalid
+from rara_scheduler.domain.tokens import Token
 from rara_scheduler.store.blobs import UploadLease, UploadLeaseLost
 from rara_scheduler.telemetry.port import SILENT, Metrics
 from rara_scheduler.transport.auth import uploads_under_lease
@@ -36,10 +37,10 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
         transfers: BlobTransfers,
         *,
         piece_wait_s: float = PIECE_WAIT_S,
-        holds_lease: Callable[[str, int, str], Awaitable[bool]] | None = None,
+        holds_lease: Callable[[str, int, Token], Awaitable[bool]] | None = None,
         metrics: Metrics = SILENT,
     ) -> None:
-        """holds_lease: whether a step's lease is held by the executor of this name; asked where callers have names."""
+        """holds_lease: whether a step's lease is a token's bearer's; asked where callers have tokens."""
         self._metrics = metrics
         self._transfers = transfers
         self._piece_wait_s = piece_wait_s
@@ -78,8 +79,8 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
 
     async def _require_own(self, lease: UploadLease | None) -> None:
         """An executor uploads under a lease that it holds."""
-        name = uploads_under_lease()
-        if name is None:
+        token = uploads_under_lease()
+        if token is None:
             return
         if lease is None:
             raise Fault(
@@ -87,7 +88,7 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
                 "lease: an executor's token uploads under a lease",
                 metadata={"field": "lease"},
             )
-        if self._holds_lease and not await self._holds_lease(lease.step_run_id, lease.lease_token, name):
+        if self._holds_lease and not await self._holds_lease(lease.step_run_id, lease.lease_token, token):
             raise UploadLeaseLost(lease.step_run_id)
 
     async def WriteBlob(

@@ -107,16 +107,15 @@ def bearer() -> str | None:
 
 
 def require_bearer(name: str | None) -> None:
-    """Raises Fault when the session of an executor_id is that of another bearer."""
-    caller = bearer()
-    if None not in (caller, name) and caller != name:
+    """Raises Fault when the session of an executor_id is that of another bearer, or of none."""
+    if bearer() != name:
         raise AnothersExecutor
 
 
-def uploads_under_lease() -> str | None:
-    """The caller's name where it may upload under a lease of its own alone; None: it may upload at will."""
+def uploads_under_lease() -> Token | None:
+    """The caller's token where it may upload under a lease of its own alone; None: it may upload at will."""
     token = CALLER.get()
-    return token.name if token is not None and token.role is Role.EXECUTOR else None
+    return token if token is not None and token.role is Role.EXECUTOR else None
 
 
 async def _until(

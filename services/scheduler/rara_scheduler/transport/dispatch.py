@@ -35,7 +35,7 @@ from rara_scheduler.sessions import (
 from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.run_ledger import CancelOrder
 from rara_scheduler.store.sessions import HeldLease, SessionStore
-from rara_scheduler.transport.auth import bearer, require_bearer, require_claim
+from rara_scheduler.transport.auth import CALLER, bearer, require_bearer, require_claim
 from rara_scheduler.transport.events import MESSAGE_BYTES, PayloadLimits, read_event
 from rara_scheduler.transport.jobs import duration
 from rara_scheduler.transport.status import abort
@@ -176,12 +176,15 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         except Fault as fault:
             await abort(context, fault)
 
-    async def serve(self, stream: FrameStream) -> None:
-        """Hold the session of one executor until its stream ends. Raises Fault for what the executor did wrong."""
+    async def serve(self, stream: FrameStream, *, direct: bool = False) -> None:
+        """Hold the session of one executor until its stream ends. Raises Fault for what the executor did wrong.
+
+        direct: we dialled it, so that it came with no token.
+        """
         self._open += 1
         self._none_open.clear()
         try:
-            await self._serve(stream)
+            await self._serve(stream, direct=direct)
         except Conflict as conflict:
             raise Fault(Code.STORE_UNAVAILABLE, "met other transactions", retry_after_s=0.2) from conflict
         except DataRefused as refused:
@@ -192,7 +195,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             if not self._open:
                 self._none_open.set()
 
-    async def _serve(self, stream: FrameStream) -> None:
+    async def _serve(self, stream: FrameStream, *, direct: bool) -> None:
         if self._stopping():
             raise Fault(Code.SHUTTING_DOWN, "this scheduler is stopping", retry_after_s=0.2)
         if self._sessions.full or self._open > 2 * self._sessions.most:
@@ -242,7 +245,9 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 schemas=schemas,
                 session_id=session.session_id,
                 scheduler_id=self._scheduler_id,
-                bearer=session.bearer,
+                bearer=CALLER.get(),
+                direct=direct,
+                silence_s=self._terms.silence_s,
             )
             left_out = await self._welcome(session, hello)
             self._sessions.add(session)
