@@ -1,5 +1,6 @@
 """How long an answer about a token is good: with a store and a clock of the test's own."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,7 +17,13 @@ from rara_scheduler.domain.tokens import (
 )
 from rara_scheduler.store.database import StoreUnavailable
 from rara_scheduler.store.tokens import StoredToken
-from rara_scheduler.transport.authenticator import Authenticator
+from rara_scheduler.transport.authenticator import (
+    MAX_LOOK_UPS,
+    MAX_REFUSED,
+    MAX_STRANGERS,
+    REFUSED_S,
+    Authenticator,
+)
 
 
 @dataclass
@@ -28,6 +35,7 @@ class Tokens:
     away: bool = False
     over: set[str] = field(default_factory=set)
     used: list[str] = field(default_factory=list)
+    pending: list[asyncio.Future[None]] | None = None  # where answers are held back, one for each look-up
 
     def add(self, *, expires_in_s: float | None = None, is_revoked: bool = False) -> str:
         text = new_token(Role.CLIENT)
@@ -37,6 +45,9 @@ class Tokens:
 
     async def find(self, token_hash: bytes) -> StoredToken | None:
         self.asked += 1
+        if self.pending is not None:
+            self.pending.append(asyncio.get_running_loop().create_future())
+            await self.pending[-1]
         self._answer()
         return self.stored.get(token_hash)
 
@@ -106,6 +117,72 @@ async def test_a_stream_ends_by_its_known_instant_also_while_the_database_is_awa
         await world.authenticator.look_again()
         assert stays.over.is_set()
     assert sorted(set(world.tokens.used)) == ["id-0", "id-1"]
+
+
+async def settle() -> None:
+    """Let all tasks go on until they wait."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_known_token_does_not_wait_for_strangers_and_these_are_bounded() -> None:
+    world = World()
+    text = world.tokens.add()
+    assert await world.code(text) == "OK"
+    world.now = 5.1
+    world.tokens.pending = []
+    flood = [asyncio.create_task(world.code(new_token(Role.CLIENT))) for _ in range(10_000)]
+    await settle()
+    # Two are looked up and 998 wait; the others are told at once to come again.
+    assert len(world.tokens.pending) == MAX_LOOK_UPS
+    ended = [task.result() for task in flood if task.done()]
+    assert ended == [Code.POOL_TIMEOUT] * (10_000 - MAX_STRANGERS)
+    known = asyncio.create_task(world.code(text))
+    await settle()
+    assert len(world.tokens.pending) == MAX_LOOK_UPS + 1
+    world.tokens.pending[-1].set_result(None)
+    assert await known == "OK"
+    held, world.tokens.pending = world.tokens.pending, None
+    for answer in held[:-1]:
+        answer.set_result(None)
+    assert (await asyncio.gather(*flood)).count(str(Code.CREDENTIAL_INVALID)) == MAX_STRANGERS
+    assert world.tokens.asked == 2 + MAX_STRANGERS
+    assert await world.code(world.tokens.add()) == "OK"
+
+
+async def test_calls_with_one_token_share_one_look_up_whoever_hangs_up() -> None:
+    world = World()
+    text = world.tokens.add()
+    world.tokens.pending = []
+    calls = [asyncio.create_task(world.code(text)) for _ in range(1000)]
+    await settle()
+    calls[0].cancel()
+    await settle()
+    assert (world.tokens.asked, len(world.tokens.pending)) == (1, 1)
+    world.tokens.pending[0].set_result(None)
+    assert await asyncio.gather(*calls[1:]) == ["OK"] * 999
+    assert world.tokens.asked == 1
+
+
+async def test_what_was_no_good_is_not_looked_up_again_for_a_moment() -> None:
+    world = World()
+    unknown, revoked = new_token(Role.CLIENT), world.tokens.add(is_revoked=True)
+    for text in (unknown, revoked):
+        assert [await world.code(text) for _ in range(100)] == [Code.CREDENTIAL_INVALID] * 100
+    assert world.tokens.asked == 2
+    world.now = REFUSED_S + 0.1
+    assert await world.code(unknown) == Code.CREDENTIAL_INVALID
+    assert world.tokens.asked == 3
+    # Of these, too, a bounded number is kept; and an outage is no answer.
+    for _ in range(MAX_REFUSED):
+        await world.code(new_token(Role.CLIENT))
+    assert await world.code(unknown) == Code.CREDENTIAL_INVALID
+    assert world.tokens.asked == 4 + MAX_REFUSED
+    world.tokens.away = True
+    late = world.tokens.add()
+    assert await world.code(late) == Code.STORE_UNAVAILABLE
+    world.tokens.away = False
+    assert await world.code(late) == "OK"
 
 
 @pytest.mark.parametrize(

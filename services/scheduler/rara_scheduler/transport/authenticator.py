@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -20,10 +20,15 @@ from rara_scheduler.domain.tokens import Token, is_token, token_hash
 from rara_scheduler.store.database import Conflict
 from rara_scheduler.store.tokens import StoredToken
 
+T = TypeVar("T")
+
 log = structlog.get_logger(__name__)
 
 MAX_KNOWN: Final = 10_000
-MAX_LOOK_UPS: Final = 2  # at once: strangers must not take all connections of those who are known
+MAX_LOOK_UPS: Final = 2  # at once, of those who were known and of strangers each: calls need connections too
+MAX_STRANGERS: Final = 1000  # whose look-ups are under way or wait
+MAX_REFUSED: Final = 10_000  # answers kept
+REFUSED_S: Final = 1.0  # for so long a token that was no good is not looked up again
 _SCHEME: Final = "bearer"
 
 
@@ -69,10 +74,17 @@ class Authenticator:
         self._known: OrderedDict[bytes, Credential] = OrderedDict()
         self._live: set[LiveCall] = set()
         self._used: set[str] = set()
-        self._look_ups = asyncio.Semaphore(MAX_LOOK_UPS)
+        self._refused: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # why, and until when
+        self._asking: dict[bytes, asyncio.Task[Credential]] = {}
+        self._strangers = 0
+        self._strangers_lane = asyncio.Semaphore(MAX_LOOK_UPS)
+        self._known_lane = asyncio.Semaphore(MAX_LOOK_UPS)
 
     async def authenticate(self, authorization: list[str]) -> Credential:
-        """What a call's `authorization` values stand for. Raises Fault: CREDENTIAL_INVALID, STORE_UNAVAILABLE."""
+        """What a call's `authorization` values stand for.
+
+        Raises Fault: CREDENTIAL_INVALID, STORE_UNAVAILABLE; POOL_TIMEOUT when too many strangers ask at once.
+        """
         digest = token_hash(_text(authorization))
         known = self._known.get(digest)
         if known is None or self._clock() - known.looked_up_at > self._recheck_s:
@@ -83,23 +95,49 @@ class Authenticator:
         return known
 
     async def _look_up(self, digest: bytes) -> Credential:
-        asked_at = self._clock()
-        async with self._look_ups:
+        """One look-up for all who ask for the same token meanwhile; it goes on when one of them hangs up."""
+        why, until = self._refused.get(digest, ("", float("-inf")))
+        if self._clock() < until:
+            raise invalid(why)
+        asking = self._asking.get(digest)
+        if asking is None:
+            is_known = digest in self._known
+            if not is_known and self._strangers >= MAX_STRANGERS:
+                raise Fault(
+                    Code.POOL_TIMEOUT, "too many unknown tokens are being looked up", retry_after_s=0.5
+                )
+            self._strangers += not is_known
+            asking = self._asking[digest] = asyncio.create_task(
+                self._ask(digest, is_known=is_known), name="look-up of a token"
+            )
+            asking.add_done_callback(lambda task: self._asked(digest, task, is_known=is_known))
+        return await asyncio.shield(asking)
+
+    def _asked(self, digest: bytes, asking: "asyncio.Task[Credential]", *, is_known: bool) -> None:
+        del self._asking[digest]
+        self._strangers -= not is_known
+        if not asking.cancelled():
+            asking.exception()  # whoever asked may have gone
+
+    async def _ask(self, digest: bytes, *, is_known: bool) -> Credential:
+        # Whoever was known has a lane alone: strangers, however many, do not hold up their look-ups.
+        async with self._known_lane if is_known else self._strangers_lane:
+            asked_at = self._clock()
             stored = await self._tokens.find(digest)
         # Found by its hash, which nobody can aim at; compared all the same, in constant time.
         if stored is None or not hmac.compare_digest(stored.hash, digest):
-            self._known.pop(digest, None)
-            raise invalid("the token is not known")
+            raise self._refuse(digest, "the token is not known")
         if stored.is_revoked:
-            self._known.pop(digest, None)
-            raise invalid("the token was revoked")
+            raise self._refuse(digest, "the token was revoked")
         left_s = float("inf") if stored.expires_in_s is None else stored.expires_in_s
         known = Credential(stored.token, asked_at, asked_at + left_s)
-        self._known[digest] = known
-        self._known.move_to_end(digest)
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        _keep(self._known, digest, known, MAX_KNOWN)
         return known
+
+    def _refuse(self, digest: bytes, why: str) -> Fault:
+        self._known.pop(digest, None)
+        _keep(self._refused, digest, (why, self._clock() + REFUSED_S), MAX_REFUSED)
+        return invalid(why)
 
     @contextmanager
     def serving(self, credential: Credential) -> Iterator[LiveCall]:
@@ -141,6 +179,14 @@ class Authenticator:
         if used := sorted(self._used | live):
             self._used.clear()
             await self._tokens.note_use(used)
+
+
+def _keep(kept: OrderedDict[bytes, T], digest: bytes, value: T, most: int) -> None:
+    """Keep a value as the newest; the oldest go."""
+    kept[digest] = value
+    kept.move_to_end(digest)
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _text(authorization: list[str]) -> str:
