@@ -21,8 +21,8 @@ demo-crash: setup ## the same on more text, while executor and scheduler are kil
 up: setup ## database, scheduler and executor in this terminal, until Ctrl-C
 	@$(RUN)/rara dev up
 
-# Files are dealt to so many processes. Tests wait more than they compute: three suit two cores.
-WORKERS := 3
+# Files are dealt to so many processes. Tests wait more than they compute: four suit two cores.
+WORKERS := 4
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile
 
 test: $(VENV)/.dev ## all tests but the long ones; ARGS="..." goes to pytest

