@@ -208,16 +208,17 @@ async def test_a_superseded_put_that_was_under_way_loses(
     """It has looked before the newer attempt came, and writes after it."""
     _, store = await bucket_of(s3)
     await sinks.put_object(store, of(5), "model", b"five")
-    put = obstore.put_async
+    put = obstore.put
     newer: list[object] = []
 
-    async def overtaken(*given: Any, **more: Any) -> Any:
+    def overtaken(*given: Any, **more: Any) -> Any:
         if more.get("mode") and not newer:
             newer.append(1)
-            newer.append(await sinks.put_object(store, of(7), "model", b"five"))  # even with the same bytes
-        return await put(*given, **more)
+            # Even with the same bytes.
+            newer.append(asyncio.run(sinks.put_object(store, of(7), "model", b"five")))
+        return put(*given, **more)
 
-    monkeypatch.setattr(obstore, "put_async", overtaken)
+    monkeypatch.setattr(obstore, "put", overtaken)
     with pytest.raises(sinks.Superseded):
         await sinks.put_object(store, of(6), "model", b"six")
     assert await sinks.read_pointer(store, "model") == newer[1]

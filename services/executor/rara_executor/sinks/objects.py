@@ -3,6 +3,9 @@
 What changes is a small pointer, `path` itself: JSON with the token, the key, digest and size of the bytes, which are an
 object of their own under a name that nobody else uses. The token stands in what the store compares by ETag, so that
 equal bytes of two attempts are two pointers. A bare object could not be fenced: its ETag says nothing of the token.
+
+The synchronous half of obstore, in threads: its asynchronous half answers from threads of its own, which can abort
+(SIGABRT) a process that ends just then.
 """
 
 import asyncio
@@ -63,7 +66,7 @@ async def put_object(store: "ObjectStore", job: Tokened, path: str, data: bytes 
         raise Superseded(f"object {path}", token)  # before bytes that nobody would see are sent
     sha256, size_bytes = await asyncio.to_thread(_digest, data)
     pointer = Pointer(token, f"{path}.{token}-{sha256}", sha256, size_bytes)
-    await obstore.put_async(store, pointer.object, data)
+    await asyncio.to_thread(obstore.put, store, pointer.object, data)
     for _ in range(ATTEMPTS):
         if await _swap(store, path, pointer, None if found is None else found[1]):
             return pointer
@@ -86,7 +89,7 @@ async def get_object(store: "ObjectStore", path: str) -> bytes:
     pointer = await read_pointer(store, path)
     if pointer is None:
         raise FileNotFoundError(path)
-    data = bytes(await (await obstore.get_async(store, pointer.object)).bytes_async())
+    data = await asyncio.to_thread(lambda: bytes(obstore.get(store, pointer.object).bytes()))
     if (hashlib.sha256(data).hexdigest(), len(data)) != (pointer.sha256, pointer.size_bytes):
         raise JobFailure(Code.ARTIFACT_MISMATCH, f"object {pointer.object} does not have its digest")
     return data
@@ -109,19 +112,19 @@ async def check_store(store: "ObjectStore", path: str) -> None:
         if (first, again, other, right) != (True, False, False, True):
             raise Terminal("STORE_NOT_CONDITIONAL", "the store writes whatever the condition says")
     finally:
-        await obstore.delete_async(store, path)
+        await asyncio.to_thread(obstore.delete, store, path)
 
 
 async def _look(store: "ObjectStore", path: str) -> tuple[Pointer, str] | None:
     import obstore
 
     try:
-        answer = await obstore.get_async(store, path)
+        answer = await asyncio.to_thread(obstore.get, store, path)
     except FileNotFoundError:
         return None
     if answer.meta["size"] > MAX_POINTER_BYTES:
         raise Terminal("POINTER_INVALID", f"object {path} was not written by put_object")
-    data = bytes(await answer.bytes_async())
+    data = bytes(await asyncio.to_thread(answer.bytes))
     return Pointer.decode(path, data), answer.meta["e_tag"] or ""
 
 
@@ -131,7 +134,8 @@ async def _swap(store: "ObjectStore", path: str, pointer: Pointer, e_tag: str | 
     from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
     try:
-        await obstore.put_async(
+        await asyncio.to_thread(
+            obstore.put,
             store,
             path,
             pointer.encode(),
