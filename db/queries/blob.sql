@@ -60,6 +60,7 @@ select $1, $2
  where $3::uuid is null or exists (select from upload)
     on conflict (sha256) do update
    set marked_at = null,
+       removing_until = null,
        verified_at = now(),
        used_at = now(),
        size_bytes = excluded.size_bytes
@@ -76,21 +77,26 @@ update rara.blob
  where sha256 = $1 and marked_at is null and verified_at <= $2;
 
 -- name: create_upload
--- $4 and $5 name the lease of an executor's upload; null for a client's. A lease that is gone gives no row.
--- Under the digest's lock: whoever removes the bytes of this digest is waited for, and sees this upload afterwards.
+-- $4 and $5 name the lease of an executor's upload; null for a client's. expires_at is null where the lease is gone, and
+-- where the digest is not free: a collection that claims it is waited for, bytes that are going away are not.
 with digest as materialized (
-    select pg_advisory_xact_lock_shared(hashtextextended('rara.blob ' || $2::text, 0))
+    select rara.digest_is_free($2::text) as is_free
+), created as (
+    insert into rara.upload (upload_id, sha256, size_bytes, step_run_id, lease_token, expires_at)
+    select $1::uuid, $2::text, $3::bigint, $4::uuid, $5::bigint, now() + make_interval(secs => $6::float8)
+      from digest
+     where is_free
+       and ($4::uuid is null
+            or exists (
+                select
+                  from rara.lease l
+                 where l.step_run_id = $4 and l.lease_token = $5
+            ))
+    returning expires_at
 )
-insert into rara.upload (upload_id, sha256, size_bytes, step_run_id, lease_token, expires_at)
-select $1, $2, $3, $4::uuid, $5::bigint, now() + make_interval(secs => $6::float8)
-  from digest
- where $4::uuid is null
-    or exists (
-        select
-          from rara.lease l
-         where l.step_run_id = $4 and l.lease_token = $5
-    )
-returning expires_at;
+select d.is_free, c.expires_at
+  from digest d
+  left join created c on true;
 
 -- name: get_upload
 -- An upload that has not expired, whether its lease (if it has one) is current, and whether its blob counts.

@@ -3,19 +3,20 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from rara_scheduler.blobs import BlobDigest, FolderBlobStore
 from rara_scheduler.blobs.checks import BlobChecks
-from rara_scheduler.blobs.collector import Collector, Policy, StrangeStore
-from rara_scheduler.blobs.transfers import BlobTransfers
+from rara_scheduler.blobs.collector import BEGIN_S, Collector, Policy, StrangeStore
+from rara_scheduler.blobs.port import BlobStoreUnavailable, RemovalUnknown
+from rara_scheduler.blobs.transfers import BlobTransfers, TransferLimits
 from rara_scheduler.domain.attempt import Checkpoint, EventType, Outcome, Report
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.start_command import RunArtifact
-from rara_scheduler.store.blobs import BlobRows, UploadNotFound
+from rara_scheduler.store.blobs import BlobBeingRemoved, BlobRows, UploadNotFound
 from rara_scheduler.store.check import check, check_blob_bytes
 from rara_scheduler.store.garbage import GarbageRows
 from support.blob_garbage import AT_ONCE, collect, digest_of, facts_of, lies, path_of, pieces_of, upload
@@ -278,6 +279,132 @@ async def test_a_store_that_is_mostly_unknown_is_left_alone(place: Place) -> Non
     assert await place.remaining() == set()
 
 
+# ---------------------------------------------------------------- removals without an answer
+
+
+async def expire_claims(world: StoreWorld) -> None:
+    """As if the time were over in which a removal that was begun may still happen."""
+    await world.raw.execute("update rara.blob set removing_until = now() where removing_until is not null")
+
+
+class LateStore(FolderBlobStore):
+    """Carries out a removal when its caller has long given up, as a service of objects may."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.begun = asyncio.Event()
+        self.answers = True
+
+    async def remove(self, sha256: str, *, only: Hashable | None = None, until: float | None = None) -> bool:
+        self.begun.set()
+        if not self.answers:
+            await asyncio.Event().wait()
+        raise RemovalUnknown("no answer in time")
+
+
+@pytest.mark.parametrize("ending", ["has no answer", "is cut off"])
+async def test_nobody_uploads_what_a_removal_may_still_take_away(place: Place, ending: str) -> None:
+    world, store = place.world, LateStore(place.root)
+    digest = await place.put("precious")
+    await world.raw.execute("delete from rara.upload")
+    if ending == "is cut off":
+        store.answers = False
+        task = asyncio.create_task(collect(world.database, store))
+        await store.begun.wait()
+        task.cancel()
+        await asyncio.wait({task})
+    else:
+        found = await collect(world.database, store)
+        assert (found.failures, found.pending, found.removed.count) == (1, 1, 0)
+
+    transfers = BlobTransfers(store, BlobRows(world.database), TransferLimits(removal_wait_s=0.0))
+    with pytest.raises(BlobBeingRemoved) as refused:
+        await upload(transfers, b"precious")
+    assert (refused.value.code, refused.value.retry_after_s) == (Code.STORE_UNAVAILABLE, 5.0)
+    again = await collect(world.database, place.store)
+    assert (again.removed.count, again.pending) == (0, 1)  # nor does another collection say that it is over
+    left_s = await world.raw.fetchval("select extract(epoch from removing_until - now()) from rara.blob")
+    assert store.removal_s < left_s <= BEGIN_S + store.removal_s
+    path_of(place.root, digest).unlink()  # only now
+
+    await expire_claims(world)
+    await upload(transfers, b"precious")
+    await world.start("one")
+    grant = await world.lease_one()
+    last = succeeded(3, artifacts=[facts_of("made", digest)])
+    done = await world.report(grant, accepted(), running(), last)
+    assert done.decisions[grant.lease_token].refused == []
+    assert await lies(world.raw, store) == []
+    store.close()
+
+
+async def test_an_upload_waits_for_a_removal_that_ends_soon(place: Place) -> None:
+    digest = await place.put("away and back")
+    rows = place.world.raw
+    await rows.execute("delete from rara.upload")
+    await rows.execute("update rara.blob set marked_at = now()")
+    garbage = GarbageRows(place.world.database)
+    claim = await garbage.claim([digest.sha256], grace_s=0.0, removal_s=60.0)
+    assert claim is not None
+    waiting = asyncio.create_task(place.put("away and back"))
+    await asyncio.wait({waiting}, timeout=0.3)
+    assert not waiting.done()
+    await place.store.remove(digest.sha256)
+    await garbage.settle(claim, gone=[digest.sha256], spared=[])
+    await waiting
+    assert await lies(rows, place.store) == []
+    assert await garbage.still_claimed(claim) == set()
+
+
+class SlowStore(FolderBlobStore):
+    """Takes its time for each look."""
+
+    async def fingerprint(self, sha256: str) -> tuple[int, ...] | None:
+        await asyncio.sleep(0.25)
+        return await super().fingerprint(sha256)
+
+
+async def test_slow_looks_do_not_stop_a_collection(place: Place) -> None:
+    """One after the other they would take 10 s."""
+    store = SlowStore(place.root)
+    for number in range(40):
+        await place.put(f"number {number}")
+    await place.world.raw.execute("delete from rara.upload")
+    database = place.world.database
+    late = await Collector(store, GarbageRows(database), BlobRows(database), AT_ONCE, begin_s=0.0).run()
+    assert (late.removed.count, late.pending, late.failures) == (0, 40, 0)
+    assert len(await place.remaining()) == 40
+    found = await Collector(store, GarbageRows(database), BlobRows(database), AT_ONCE, begin_s=5.0).run()
+    assert (found.removed.count, found.pending, found.failures) == (40, 0, 0)
+    assert await place.remaining() == set()
+    store.close()
+
+
+class PartlyAway(FolderBlobStore):
+    """Tells nothing about some blobs, and does not remove others."""
+
+    async def fingerprint(self, sha256: str) -> tuple[int, ...] | None:
+        if sha256[0] in "01":
+            raise BlobStoreUnavailable("503")
+        return await super().fingerprint(sha256)
+
+    async def remove(self, sha256: str, *, only: Hashable | None = None, until: float | None = None) -> bool:
+        if sha256[0] in "23":
+            raise BlobStoreUnavailable("403")
+        return await super().remove(sha256, only=only, until=until)
+
+
+async def test_what_the_store_refuses_is_told_and_the_rest_goes(place: Place) -> None:
+    store = PartlyAway(place.root)
+    kept = {b.sha256 for b in [await place.put(f"number {n}") for n in range(40)] if b.sha256[0] in "0123"}
+    found = await collect(place.world.database, store)
+    assert 0 < len(kept) == found.failures == found.pending
+    assert (found.removed.count, await place.remaining()) == (40 - len(kept), kept)
+    again = await collect(place.world.database, place.store)
+    assert (again.removed.count, await place.remaining()) == (len(kept), set())
+    store.close()
+
+
 async def test_several_collectors_share_the_work(place: Place) -> None:
     for number in range(120):
         await place.put(f"number {number}")
@@ -314,6 +441,7 @@ async def test_a_collection_that_ends_anywhere_leaves_nothing_wrong(
                 await acts.step(acts.ready()[0])
                 steps += 1
             await acts.abandon()
+            await expire_claims(world)
             assert await lies(world.raw, store) == [], f"cut off after {steps} statements"
             found = await collect(world.database, store)
             assert (found.pending, found.failures) == (0, 0)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rara_scheduler.blobs import BlobDigest, BlobWriter, FolderBlobStore
 from rara_scheduler.blobs.collector import Collector
-from rara_scheduler.blobs.transfers import BlobTransfers
+from rara_scheduler.blobs.transfers import BlobTransfers, TransferLimits
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.start_command import RunArtifact
-from rara_scheduler.store.blobs import BlobRows
+from rara_scheduler.store.blobs import BlobBeingRemoved, BlobRows
 from rara_scheduler.store.database import Conflict, Database
 from rara_scheduler.store.garbage import GarbageRows
 from support.blob_garbage import AT_ONCE, digest_of, facts_of, lies, upload
@@ -58,9 +58,9 @@ class GatedStore(FolderBlobStore):
         await gate(_Nobody())  # type: ignore[arg-type]
         return await super().fingerprint(sha256)
 
-    async def remove(self, sha256: str, *, only: Hashable | None = None) -> bool:
+    async def remove(self, sha256: str, *, only: Hashable | None = None, until: float | None = None) -> bool:
         await gate(_Nobody())  # type: ignore[arg-type]
-        return await super().remove(sha256, only=only)
+        return await super().remove(sha256, only=only, until=until)
 
 
 @dataclass
@@ -71,7 +71,10 @@ class Scene:
     store: GatedStore
 
     def transfers(self, at: int) -> BlobTransfers:
-        return BlobTransfers(self.store, BlobRows(self.worlds[at].database))
+        database = self.worlds[at].database
+        # Step by step, who waits for a removal would wait for a step of it.
+        wait_s = 0.0 if isinstance(database, SteppedDatabase) else 5.0
+        return BlobTransfers(self.store, BlobRows(database), TransferLimits(removal_wait_s=wait_s))
 
     async def upload(self, at: int) -> None:
         """Twice over, as an executor does when its blob is missing."""
@@ -175,7 +178,7 @@ async def test_in_any_order_of_statements_no_manifest_lies(database_url: str, tm
             await _in_some_order(where, seed)
 
 
-async def test_an_upload_that_begins_while_its_bytes_are_removed_waits(
+async def test_an_upload_that_begins_while_its_bytes_are_removed_is_put_off(
     database_url: str, tmp_path: Path
 ) -> None:
     """The critical pair: a collection has found no upload and stands before the bytes; now one comes."""
@@ -189,10 +192,12 @@ async def test_an_upload_that_begins_while_its_bytes_are_removed_waits(
         while collecting.pid:  # until it is to look at the bytes that it removes
             await acts.step(collecting)
         await acts.begin("upload", where.upload(1))
+        uploading = acts.acts[1]
         while others := [act for act in acts.ready() if act is not collecting]:
             await acts.step(others[0])
-        assert [act.name for act in acts.acts] == ["gc", "upload"]
+        assert isinstance(uploading.refused, BlobBeingRemoved)
         await acts.finish()
+        await upload(where.transfers(1), DATA)
         assert await lies(raw, where.store) == []
         assert await where.store.verify(DIGEST)
 
@@ -215,7 +220,9 @@ async def _race(server: PostgresServer, root: Path, seconds: float, seed: int) -
         end = asyncio.get_running_loop().time() + seconds
 
         async def going() -> bool:
-            return asyncio.get_running_loop().time() < end
+            late_s = asyncio.get_running_loop().time() - end
+            # On a busy machine until each has come through.
+            return late_s < 0 or (late_s < 20 and not all(done.values()))
 
         async def commit(at: int) -> None:
             while await going():

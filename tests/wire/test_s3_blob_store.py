@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from rara_scheduler.blobs import BlobDigest, BlobMismatch, BlobStoreUnavailable, UploadBusy, open_blob_store
+from rara_scheduler.blobs.port import RemovalUnknown
 from rara_scheduler.blobs.s3 import S3BlobStore
 from rara_scheduler.blobs.s3_objects import CallBounds
 from rara_scheduler.domain.errors import Fault
@@ -133,6 +134,7 @@ async def test_a_piece_whose_answer_was_lost_is_the_writer_s_own(s3: S3Server, b
 _WRITES = """
 import asyncio, hashlib, random, sys
 from rara_scheduler.blobs import BlobDigest
+from rara_scheduler.blobs.port import RemovalUnknown
 from rara_scheduler.blobs.s3 import S3BlobStore
 
 async def main(bucket, upload_id):
@@ -246,6 +248,25 @@ async def test_what_passes_is_tried_again(s3: S3Server, bucket: str) -> None:
     await put(store, data, pieces=2)
     assert await get(store, data) == data
     assert await store.remove(digest_of(data).sha256)
+
+
+async def test_a_removal_is_tried_again_only_after_an_answer_that_nothing_was_done(
+    s3: S3Server, bucket: str
+) -> None:
+    """A second try would make the answer say nothing of the first, which could still be carried out."""
+    store = new_store(bucket)
+    digest = digest_of(b"abc")
+    await put(store, b"abc")
+    await s3.fail("504 GatewayTimeout", method="POST")
+    await s3.requests()
+    with pytest.raises(RemovalUnknown, match="GatewayTimeout"):
+        await store.remove(digest.sha256)
+    assert sum(request.startswith("POST") for request in await s3.requests()) == 1
+    await s3.fail("503 SlowDown", method="POST", count=2)
+    looked_at = await store.fingerprint(digest.sha256)
+    assert await store.remove(digest.sha256, only=looked_at, until=time.monotonic() - 1) is False
+    assert await store.remove(digest.sha256, only=looked_at, until=time.monotonic() + 60) is True
+    assert await store.size(digest.sha256) is None
 
 
 FAILING: list[tuple[str, Callable[[S3BlobStore], Awaitable[object]]]] = [

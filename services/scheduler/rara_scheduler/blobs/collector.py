@@ -7,22 +7,25 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import Enum, auto
 from typing import Final
 
 import structlog
 
 from rara_scheduler.blobs.digest import BlobDigest
-from rara_scheduler.blobs.port import BlobStore, StoredBlob
+from rara_scheduler.blobs.port import BlobStore, RemovalUnknown, StoredBlob
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.store.blobs import BlobRows
-from rara_scheduler.store.garbage import GarbageRows
+from rara_scheduler.store.garbage import Claim, GarbageRows
 
 log = structlog.get_logger(__name__)
 
 _PAGE: Final = 500  # rows looked at in one statement
-_CLAIM: Final = 100  # blobs removed under one set of locks
-_AT_ONCE: Final = 16  # removals under way at one time
-_REMOVE_S: Final = 10.0  # of one claim; well below the database's patience with a transaction that waits
+_CLAIM: Final = 32  # blobs removed at one time, and refused to uploads for a while when their collector dies
+BEGIN_S: Final = (
+    25.0  # after its claim a removal may begin so long: for two looks at an object, of 10 s at most
+)
+_GIVE_UP: Final = 10  # claims in a row of which nothing could be removed: the store is away
 _ENOUGH_TO_JUDGE: Final = 20  # stored blobs: from here on, mostly unknown ones mean another database's store
 _ERRORS_KEPT: Final = 20
 
@@ -82,6 +85,14 @@ class Policy:
     any_store: bool = False  # also where most of what is stored is unknown
 
 
+class _Fate(Enum):
+    """What became of a claimed blob's bytes."""
+
+    GONE = auto()
+    SPARED = auto()  # they are there, and no removal is under way
+    UNKNOWN = auto()
+
+
 class Collector:
     """One collection. Any number may run at once, beside schedulers at work, and end at any moment."""
 
@@ -92,6 +103,7 @@ class Collector:
         rows: BlobRows,
         policy: Policy,
         *,
+        begin_s: float = BEGIN_S,
         say: Callable[[str], None] = log.info,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -99,6 +111,7 @@ class Collector:
         self._garbage = garbage
         self._rows = rows
         self._policy = policy
+        self._begin_s = begin_s
         self._say = say
         self._now = now
         self.collected = Collected()
@@ -175,42 +188,64 @@ class Collector:
             await asyncio.sleep(self._policy.grace_s)
 
     async def _remove_marked(self) -> None:
-        after, seen, done = "", 0, 0
+        after, seen, done, in_vain = "", 0, 0, 0
         while page := await self._garbage.marked(after, limit=_CLAIM, grace_s=self._policy.grace_s):
             after = page[-1]
             seen += len(page)
-            done += await self._remove(page)
+            failures = self.collected.failures
+            removed = await self._remove(page)
+            done += removed
+            in_vain = in_vain + 1 if not removed and self.collected.failures > failures else 0
+            if in_vain == _GIVE_UP:
+                self.collected.fail(f"nothing of {_GIVE_UP * _CLAIM} blobs in a row could be removed")
+                break
         self.collected.pending = seen - done
 
     async def _remove(self, sha256s: list[str]) -> int:
-        """Bytes first, then rows: a crash in between leaves rows that are marked, and the next collection goes on."""
-        async with self._garbage.claim(sha256s, grace_s=self._policy.grace_s) as claim:
-            if not claim.blobs:
-                return 0
-            prints = {blob: await self._store.fingerprint(blob.sha256) for blob in claim.blobs}
-            # Taken under the locks, as this shows: whatever is stored under these names later looks different.
-            await claim.is_held()
-            slots = asyncio.Semaphore(_AT_ONCE)
+        """Bytes first, then rows: a crash in between leaves rows that are marked, and a later collection goes on.
 
-            async def remove(blob: BlobDigest) -> bool:
-                async with slots:
-                    return await self._remove_bytes(blob, prints[blob])
+        No lock is held meanwhile. The claim lasts longer than any removal that was begun in its time.
+        """
+        until = time.monotonic() + self._begin_s  # before the claim is there
+        claim = await self._garbage.claim(
+            sha256s, grace_s=self._policy.grace_s, removal_s=self._begin_s + self._store.removal_s
+        )
+        if claim is None:
+            return 0
+        fates = await self._remove_claimed(claim, until)
+        gone = [blob for blob, fate in fates.items() if fate is _Fate.GONE]
+        spared = [blob.sha256 for blob, fate in fates.items() if fate is _Fate.SPARED]
+        await self._garbage.settle(claim, gone=[blob.sha256 for blob in gone], spared=spared)
+        self.collected.removed.add(gone)
+        return len(gone)
 
-            async with asyncio.timeout(_REMOVE_S):
-                gone = await asyncio.gather(*(remove(blob) for blob in claim.blobs))
-            removed = [blob for blob, is_gone in zip(claim.blobs, gone, strict=True) if is_gone]
-            await claim.forget([blob.sha256 for blob in removed])
-        self.collected.removed.add(removed)
-        return len(removed)
+    async def _remove_claimed(self, claim: Claim, until: float) -> dict[BlobDigest, _Fate]:
+        """All at once, so that two looks at each fit in a claim's time however slow the store is."""
+        prints = await asyncio.gather(*(self._look(blob) for blob in claim.blobs))
+        # Looked at under the claim, as this shows: whatever is stored under these names later looks different.
+        claimed = await self._garbage.still_claimed(claim)
+        found = {blob: each for blob, each in zip(claim.blobs, prints, strict=True) if blob.sha256 in claimed}
+        fates = await asyncio.gather(*(self._remove_bytes(blob, each, until) for blob, each in found.items()))
+        return dict(zip(found, fates, strict=True))
 
-    async def _remove_bytes(self, blob: BlobDigest, fingerprint: Hashable | None) -> bool:
-        if fingerprint is None:
-            return True
+    async def _look(self, blob: BlobDigest) -> Hashable | Fault | None:
         try:
-            return await self._store.remove(blob.sha256, only=fingerprint)
+            return await self._store.fingerprint(blob.sha256)
+        except Fault as error:
+            return error
+
+    async def _remove_bytes(self, blob: BlobDigest, found: Hashable | Fault | None, until: float) -> _Fate:
+        """Spared, if its turn comes too late or its store does not tell about it."""
+        if found is None:
+            return _Fate.GONE
+        try:
+            if isinstance(found, Fault):
+                raise found
+            is_gone = await self._store.remove(blob.sha256, only=found, until=until)
+            return _Fate.GONE if is_gone else _Fate.SPARED
         except Fault as error:
             self.collected.fail(f"{blob.sha256}: {error.message}")
-            return False
+            return _Fate.UNKNOWN if isinstance(error, RemovalUnknown) else _Fate.SPARED
 
     # ------------------------------------------------------------ uploads
 

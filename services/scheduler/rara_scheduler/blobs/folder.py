@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -76,6 +77,8 @@ class FileThreads:
 
 class FolderBlobStore:
     """Several processes may use one folder at once. File work runs in a few threads of its own."""
+
+    removal_s = 5.0  # it is one call of the system's, between a look at the file and its end under a lock
 
     def __init__(self, root: Path, *, threads: int = 4, busy_wait_s: float = _BUSY_WAIT_S) -> None:
         self._blobs = root / "sha256"
@@ -163,8 +166,8 @@ class FolderBlobStore:
             return False
         return (digest.hexdigest(), size_bytes) == (expected.sha256, expected.size_bytes)
 
-    async def remove(self, sha256: str, *, only: Hashable | None = None) -> bool:
-        return await self._threads.run(partial(_remove_blob, self._blob_path(sha256), only))
+    async def remove(self, sha256: str, *, only: Hashable | None = None, until: float | None = None) -> bool:
+        return await self._threads.run(partial(_remove_blob, self._blob_path(sha256), only, until))
 
     async def free_bytes(self) -> int:
         facts = await self._threads.run(partial(os.statvfs, self._partial))
@@ -389,10 +392,12 @@ def _modified_at(facts: os.stat_result) -> datetime:
     return datetime.fromtimestamp(facts.st_mtime, UTC)
 
 
-def _remove_blob(path: Path, only: Hashable | None) -> bool:
+def _remove_blob(path: Path, only: Hashable | None, until: float | None) -> bool:
     try:
         with _locked_folder(path.parent):
             if only is not None and _fingerprint(path, path.parent) not in (None, only):
+                return False
+            if until is not None and time.monotonic() > until:
                 return False
             path.unlink(missing_ok=True)
     except FileNotFoundError:  # the folder

@@ -50,6 +50,10 @@ class BlobStoreUnavailable(Fault):
         )
 
 
+class RemovalUnknown(BlobStoreUnavailable):
+    """A removal was begun, and had no answer: it may have happened, and may still happen."""
+
+
 class UploadBusy(Fault):
     """Another call still writes this upload, such as one whose connection has died without a word."""
 
@@ -75,6 +79,9 @@ class BlobWriter(Protocol):
 
 class BlobStore(Protocol):
     """Bytes by content. Whether a blob counts is told by its row in the database, never by a file alone."""
+
+    removal_s: float
+    """Bytes whose removal was begun so long ago are gone or stay, also where its caller died or had no answer."""
 
     async def prepare(self) -> None:
         """Look whether it can be used, before anything depends on it. Raises BlobStoreUnavailable."""
@@ -106,8 +113,12 @@ class BlobStore(Protocol):
     async def verify(self, expected: BlobDigest) -> bool:
         """Read the whole blob: False when it is missing or its bytes have changed."""
 
-    async def remove(self, sha256: str, *, only: Hashable | None = None) -> bool:
-        """Delete a blob; True: there is none now. only: unless it was stored again and has another fingerprint."""
+    async def remove(self, sha256: str, *, only: Hashable | None = None, until: float | None = None) -> bool:
+        """Delete a blob; True: there is none now, and no removal is under way. Raises RemovalUnknown.
+
+        only: unless it was stored again and has another fingerprint. until: of time.monotonic(), and none is begun
+        after it.
+        """
 
     async def free_bytes(self) -> int | None:
         """Room for more; None: nobody can say, as with an object store."""

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import re
 import threading
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from rara_scheduler.blobs.port import (
     BlobMismatch,
     BlobStoreUnavailable,
     Leftover,
+    RemovalUnknown,
     StoredBlob,
     UploadBusy,
 )
@@ -46,6 +48,9 @@ _JOIN_THREADS: Final = 2  # blobs made from pieces at one time: each holds a few
 _BUSY_WAIT_S: Final = 10.0
 _BUSY_LOOK_S: Final = 0.05
 _STOP_S: Final = 90.0  # work looks between its requests whether to stop
+_LATE_S: Final = 110.0  # how much later than its caller gave up a service may still carry out a request
+_REMOVE_TRIES: Final = 4
+_REMOVE_PAUSE_S: Final = 0.1  # before the second try; twice that before the next one
 _UPLOAD_ID = re.compile(r"[0-9a-f-]{1,64}")
 _BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 _PIECE_KEY = re.compile(r"partial/([0-9a-f-]{1,64})/([0-9]{15})")
@@ -69,7 +74,9 @@ class S3BlobStore:
         piece_bytes: int = PIECE_BYTES,
         busy_wait_s: float = _BUSY_WAIT_S,
     ) -> None:
-        self.objects = S3Objects(bucket, prefix, bounds or CallBounds())
+        bounds = bounds or CallBounds()
+        self.objects = S3Objects(bucket, prefix, bounds)
+        self.removal_s = bounds.facts_s + _LATE_S
         self.piece_bytes = piece_bytes
         self._busy_wait_s = busy_wait_s
         self._calls = ThreadPoolExecutor(_CALL_THREADS, thread_name_prefix="s3")
@@ -198,24 +205,35 @@ class S3BlobStore:
             return False
         return (digest.hexdigest(), size_bytes) == (expected.sha256, expected.size_bytes)
 
-    async def remove(self, sha256: str, *, only: Hashable | None = None) -> bool:
+    async def remove(self, sha256: str, *, only: Hashable | None = None, until: float | None = None) -> bool:
         """With `only`, a blob stored again in the moment between look and removal goes too: S3 has no better answer.
 
-        Whoever records a blob looks for it once more afterwards. When cancelled, it waits: no removal comes late.
+        Whoever records a blob looks for it once more afterwards. When cancelled, it waits for the request under way.
         """
         stop = threading.Event()
-        work = partial(self._remove, blob_key(sha256), only, stop)
+        work = partial(self._remove, blob_key(sha256), only, until, stop)
         return await self._ended(self._calls, work, stop)
 
-    def _remove(self, key: str, only: Hashable | None, stop: threading.Event) -> bool:
-        if only is not None:
-            facts = self.objects.facts(key)
-            if facts is not None and _fingerprint(facts) != only:
+    def _remove(self, key: str, only: Hashable | None, until: float | None, stop: threading.Event) -> bool:
+        """Tried again only where the store has said that it did nothing."""
+        for pause_s in (_REMOVE_PAUSE_S * 2**n for n in range(_REMOVE_TRIES)):
+            if only is not None:
+                facts = self.objects.facts(key)
+                if facts is not None and _fingerprint(facts) != only:
+                    return False
+            if stop.is_set():
+                raise _Stopped
+            if until is not None and time.monotonic() > until:
                 return False
-        if stop.is_set():
-            raise _Stopped
-        self.objects.delete([key])
-        return True
+            try:
+                self.objects.delete_once(key)
+                return True
+            except RemovalUnknown:
+                raise
+            except BlobStoreUnavailable as error:
+                refused = error
+            stop.wait(pause_s)
+        raise refused
 
     async def free_bytes(self) -> None:
         return None

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -17,7 +17,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
-from rara_scheduler.blobs.port import LISTED_AT_ONCE, BlobStoreUnavailable
+from rara_scheduler.blobs.port import LISTED_AT_ONCE, BlobStoreUnavailable, RemovalUnknown
 
 if TYPE_CHECKING:  # these two are there for type checkers alone
     from obstore import ObjectMeta
@@ -28,6 +28,7 @@ Content: TypeAlias = bytes | bytearray | memoryview  # not copied on its way to 
 _WRITER: Final = "rara-writer"  # metadata of a created object: who created it
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
+_REFUSED = re.compile(r"status code: (?:4\d\d|503)")  # nothing was done, nor will be
 _CAUSES: Final = (  # as obstore shows what went wrong before there was an answer
     ("MissingAccessKeyId", "AWS_ACCESS_KEY_ID is not set"),
     ("MissingSecretAccessKey", "AWS_SECRET_ACCESS_KEY is not set"),
@@ -42,7 +43,7 @@ _CAUSES: Final = (  # as obstore shows what went wrong before there was an answe
 
 @dataclass(frozen=True, slots=True)
 class CallBounds:
-    """A call ends within its time, or `retry_s` later: until then, it is tried again."""
+    """A call ends within its time, or `retry_s` later: until then, it is tried again. `delete_once` is not."""
 
     connect_s: float = 5.0
     facts_s: float = 10.0  # a call that moves no content
@@ -72,6 +73,7 @@ class S3Objects:
             self._facts = _store(bucket, prefix, bounds, bounds.facts_s)
             self._content = _store(bucket, prefix, bounds, bounds.content_s)
             self._stream = _store(bucket, prefix, bounds, bounds.stream_s)
+            self._once = _store(bucket, prefix, replace(bounds, retries=0), bounds.facts_s)
 
     # ------------------------------------------------------------ reading
 
@@ -147,6 +149,18 @@ class S3Objects:
         if keys:
             with self._translated("delete"):
                 obstore.delete(self._facts, keys)
+
+    def delete_once(self, key: str) -> None:
+        """In one request that lasts `facts_s` at most. Raises RemovalUnknown unless the store has answered."""
+        try:
+            with self._translated("delete"):
+                obstore.delete(self._once, [key])
+        except BlobStoreUnavailable as error:
+            if _REFUSED.search(str(error.__cause__)):
+                raise
+            raise RemovalUnknown(
+                f"cannot delete at {self.address}: {_cause(str(error.__cause__))}"
+            ) from error
 
     # ------------------------------------------------------------ errors
 

@@ -17,19 +17,28 @@ from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.blobs.port import BlobMismatch, BlobStore
 from rara_scheduler.domain.errors import Code, Fault, FieldViolation
-from rara_scheduler.store.blobs import BlobRows, Upload, UploadLease, UploadLeaseLost, UploadNotFound
+from rara_scheduler.store.blobs import (
+    BlobBeingRemoved,
+    BlobRows,
+    Upload,
+    UploadLease,
+    UploadLeaseLost,
+    UploadNotFound,
+)
 
 log = structlog.get_logger(__name__)
 
 _CANDIDATES = 5  # open uploads of one digest that are looked at for one to go on with
 _LOOKS_AT_ONCE = 16  # of one call
+_REMOVAL_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
     uploads: UploadLimits = field(default_factory=UploadLimits)
     upload_expires_s: float = 24 * 3600.0  # from its creation, or from when it was taken up again
-    max_transfers: int = 64  # uploads and downloads at one time; each holds one message in memory
+    max_transfers: int = 64  # at one time; an upload into a bucket holds a piece (8 MiB), others a message
+    removal_wait_s: float = 5.0  # for a collection that removes the bytes which are to be uploaded
     lease_check_s: float = 5.0  # how often an upload's lease is looked at while its bytes come
 
 
@@ -121,11 +130,22 @@ class BlobTransfers:
         if begun is not None:
             return begun
         upload_id = str(uuid_utils.uuid7())
-        async with self._admission.place(digest, lease):
-            expires_at = await self._rows.create_upload(
-                upload_id, digest, lease, expires_s=self._limits.upload_expires_s
-            )
-        return upload_id, expires_at
+        return upload_id, await self._register(upload_id, digest, lease)
+
+    async def _register(self, upload_id: str, digest: BlobDigest, lease: UploadLease | None) -> datetime:
+        """When the upload expires. Waits a little for a collection that removes these bytes."""
+        waited_s = 0.0
+        while True:
+            try:
+                async with self._admission.place(digest, lease):
+                    return await self._rows.create_upload(
+                        upload_id, digest, lease, expires_s=self._limits.upload_expires_s
+                    )
+            except BlobBeingRemoved:
+                if waited_s >= self._limits.removal_wait_s:
+                    raise
+            await asyncio.sleep(_REMOVAL_LOOK_S)
+            waited_s += _REMOVAL_LOOK_S
 
     async def _resumable(
         self, digest: BlobDigest, lease: UploadLease | None

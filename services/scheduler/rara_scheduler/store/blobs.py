@@ -37,6 +37,18 @@ class UploadNotFound(Fault):
         )
 
 
+class BlobBeingRemoved(Fault):
+    """A collection of garbage is deleting these very bytes, or was when it ended: what is stored now could go, too."""
+
+    def __init__(self, sha256: str) -> None:
+        super().__init__(
+            Code.STORE_UNAVAILABLE,
+            f"blob {sha256} is being removed as garbage; upload it again in a while",
+            retry_after_s=5.0,
+            metadata={"sha256": sha256},
+        )
+
+
 class UploadLeaseLost(Fault):
     def __init__(self, step_run_id: str) -> None:
         super().__init__(
@@ -95,9 +107,9 @@ class BlobRows:
     async def create_upload(
         self, upload_id: str, digest: BlobDigest, lease: UploadLease | None, *, expires_s: float
     ) -> datetime:
-        """Register an upload; when it expires. Raises UploadLeaseLost."""
+        """Register an upload; when it expires. Raises UploadLeaseLost and BlobBeingRemoved."""
         async with self._database.connection() as connection:
-            expires_at: datetime | None = await connection.fetchval(
+            [row] = await connection.fetch(
                 query("create_upload"),
                 upload_id,
                 digest.sha256,
@@ -106,6 +118,9 @@ class BlobRows:
                 lease.lease_token if lease else None,
                 expires_s,
             )
+        if not row["is_free"]:
+            raise BlobBeingRemoved(digest.sha256)
+        expires_at: datetime | None = row["expires_at"]
         if expires_at is None:
             raise UploadLeaseLost(lease.step_run_id if lease else "")
         return expires_at

@@ -1,11 +1,11 @@
-"""Which blobs nobody needs, and the locks under which their bytes may go."""
+"""Which blobs nobody needs, and the claims under which their bytes may go."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from rara_scheduler.blobs.digest import BlobDigest
-from rara_scheduler.store.database import Connection, Database
+from rara_scheduler.store.database import Database
 from rara_scheduler.store.queries import query
 
 
@@ -18,20 +18,12 @@ class Looked:
     is_unused: bool
 
 
+@dataclass(frozen=True, slots=True)
 class Claim:
-    """Marked blobs that are nobody's, and stay so until the claim's transaction ends."""
+    """Marked blobs that are nobody's. No upload of them begins before `until`, unless they are given back."""
 
-    def __init__(self, connection: Connection, blobs: Sequence[BlobDigest]) -> None:
-        self._connection = connection
-        self.blobs = blobs
-
-    async def is_held(self) -> None:
-        """Return if the locks are held at this moment; raise what the database raises if they may be lost."""
-        await self._connection.fetchval(query("garbage_claim_is_held"))
-
-    async def forget(self, gone: Collection[str]) -> None:
-        """Remove the rows of blobs whose bytes are gone."""
-        await self._connection.execute(query("garbage_forget"), sorted(gone))
+    blobs: Sequence[BlobDigest]
+    until: datetime  # of the database; no two claims of a blob have the same
 
 
 class GarbageRows:
@@ -76,13 +68,32 @@ class GarbageRows:
             rows = await connection.fetch(query("garbage_marked"), after, limit, grace_s)
         return [row["sha256"] for row in rows]
 
-    @asynccontextmanager
-    async def claim(self, sha256s: Collection[str], *, grace_s: float) -> AsyncIterator[Claim]:
-        """Lock those that are marked and nobody's. The one transaction that is held over work on the blob store."""
+    async def claim(self, sha256s: Collection[str], *, grace_s: float, removal_s: float) -> Claim | None:
+        """Claim those that are marked and nobody's, for as long as a removal may take. None: there are none."""
         async with self._database.transaction() as connection:
-            free = await connection.fetch(query("garbage_claim"), sorted(sha256s))
-            rows = await connection.fetch(query("garbage_recheck"), [row["sha256"] for row in free], grace_s)
-            yield Claim(connection, [BlobDigest(row["sha256"], row["size_bytes"]) for row in rows])
+            free = await connection.fetch(query("garbage_lock_digests"), sorted(sha256s))
+            # A statement of its own: it sees whatever was committed before the locks were there.
+            rows = await connection.fetch(
+                query("garbage_claim"), [row["sha256"] for row in free], grace_s, removal_s
+            )
+        if not rows:
+            return None
+        blobs = sorted((BlobDigest(row["sha256"], row["size_bytes"]) for row in rows), key=lambda b: b.sha256)
+        return Claim(blobs, rows[0]["removing_until"])
+
+    async def still_claimed(self, claim: Claim) -> set[str]:
+        """Those of the claim's digests whose time is not over."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(
+                query("garbage_still_claimed"), [blob.sha256 for blob in claim.blobs], claim.until
+            )
+        return {row["sha256"] for row in rows}
+
+    async def settle(self, claim: Claim, *, gone: Collection[str], spared: Collection[str]) -> None:
+        """Forget the blobs whose bytes are gone, and give back those that were left. Others stay claimed."""
+        async with self._database.transaction() as connection:
+            await connection.execute(query("garbage_forget"), sorted(gone), claim.until)
+            await connection.execute(query("garbage_release"), sorted(spared), claim.until)
 
     async def lasting_uploads(self, upload_ids: Collection[str]) -> set[str]:
         """Those that are uploads, and may be gone on with."""
