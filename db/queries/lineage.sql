@@ -10,14 +10,16 @@ select pg_current_snapshot()::text as snapshot, pg_snapshot_xmax(pg_current_snap
 -- Edges of the digests $1, which are in order: $2 true for the steps that made them, false for those that used them.
 -- ($3, $4, $5) behind which digest, step and name, or null; $6 how many. Only what the snapshot $7 saw, null: all;
 -- $8 the next transaction id of now, which tells the epoch of a row's xmin.
--- The limits stand inside, so that a digest with thousands of users is not read and sorted for one page.
-select f.sha256, f.step_run_id::text, f.name, f.derived_from, f.size_bytes, f.workflow_run_id::text, f.attempt,
+-- The limits stand inside, so that a digest with thousands of users is not read and sorted for one page. How many
+-- digests derived_from has is told by the room that it takes, 68 bytes each and no more than 24 for all: it is stored
+-- as it is, uncompressed, and not read for this.
+select f.sha256, f.step_run_id::text, f.name, f.origins, f.size_bytes, f.workflow_run_id::text, f.attempt,
        f.declared
   from (select l.*
           from unnest($1::text[]) as d (sha256)
          cross join lateral (
-               select e.sha256, e.step_run_id, e.name, e.derived_from, e.size_bytes, e.workflow_run_id, e.attempt,
-                      e.declared
+               select e.sha256, e.step_run_id, e.name, pg_column_size(e.derived_from) / 68 as origins,
+                      e.size_bytes, e.workflow_run_id, e.attempt, e.declared
                  from rara.lineage e
                 where e.sha256 = d.sha256
                   and e.produced = $2
@@ -37,13 +39,13 @@ select f.sha256, f.step_run_id::text, f.name, f.derived_from, f.size_bytes, f.wo
 -- name: lineage_at_steps
 -- Edges of the steps $1, which are in order: $2 true for what they made, false for what they used. $3 how many; $4 and
 -- $5 as $7 and $8 there.
-select f.sha256, f.step_run_id::text, f.name, f.derived_from, f.size_bytes, f.workflow_run_id::text, f.attempt,
+select f.sha256, f.step_run_id::text, f.name, f.origins, f.size_bytes, f.workflow_run_id::text, f.attempt,
        f.declared
   from (select l.*
           from unnest($1::uuid[]) as s (step_run_id)
          cross join lateral (
-               select e.sha256, e.step_run_id, e.name, e.derived_from, e.size_bytes, e.workflow_run_id, e.attempt,
-                      e.declared
+               select e.sha256, e.step_run_id, e.name, pg_column_size(e.derived_from) / 68 as origins,
+                      e.size_bytes, e.workflow_run_id, e.attempt, e.declared
                  from rara.lineage e
                 where e.step_run_id = s.step_run_id
                   and e.produced = $2
@@ -55,6 +57,19 @@ select f.sha256, f.step_run_id::text, f.name, f.derived_from, f.size_bytes, f.wo
                 limit $3) as l
          limit $3) as f
  order by f.step_run_id, f.sha256, f.name collate "C";
+
+-- name: lineage_origins
+-- What outputs ($1 digest, $2 step, $3 attempt, $4 name) were derived from, in that order; nothing where one is gone.
+select coalesce(e.derived_from, '{}') as derived_from
+  from unnest($1::text[], $2::uuid[], $3::int[], $4::text[]) with ordinality
+       as i (sha256, step_run_id, attempt, name, place)
+  left join lateral (
+       select l.derived_from
+         from rara.lineage l
+        where l.sha256 = i.sha256 and l.produced and l.step_run_id = i.step_run_id and l.attempt = i.attempt
+          and l.name = i.name
+        limit 1) as e on true
+ order by i.place;
 
 -- name: read_lineage_steps
 -- What people call the steps $1. Each is looked up by its key: together they would be joined by scans of whole tables.

@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 import pytest_asyncio
+from rara.v1 import common_pb2, job_pb2, workflow_pb2
 from rara_scheduler.domain.attempt import ArtifactFacts, EventType, Outcome, Report
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.lineage import LineageEdge
@@ -17,6 +19,10 @@ from rara_scheduler.store import lineage as module
 from rara_scheduler.store.lineage import LineageReads, Position, Start
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.retry_run import RunRetrier
+from rara_scheduler.transport.events import PayloadLimits, read_event
+from rara_scheduler.transport.lineage import lineage_page, position_of, query_of
+from rara_scheduler.transport.paging import ANSWER_BYTES
+from support.kept_promises import assert_promises_kept
 from support.planted_lineage import Depths, PlantedLineage, digest_of
 from support.store_world import (
     StoreWorld,
@@ -185,8 +191,11 @@ async def test_cycles_diamonds_and_a_digest_made_twice_give_each_edge_once(world
 @pytest.mark.parametrize(
     "seeds", [range(6), pytest.param(range(6, 300), marks=pytest.mark.soak)], ids=["few", "many"]
 )
-async def test_random_graphs_are_walked_as_the_model_says(world: LineageWorld, seeds: range) -> None:
+async def test_random_graphs_are_walked_as_the_model_says(
+    world: LineageWorld, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Small alphabets, so that digests repeat, meet and go in circles; pages of any size."""
+    monkeypatch.setattr(module, "_ORIGINS_AT_ONCE", 3)
     for seed in seeds:
         rng = random.Random(seed)
         plant = PlantedLineage(world.store.raw)
@@ -328,6 +337,67 @@ async def test_a_walk_looks_at_so_many_edges_and_says_when_there_are_more(world:
         assert (len(page.edges), page.truncated) == (min(limit, 10), limit < 10), limit
 
 
+async def test_a_walk_looks_at_so_many_origins_and_says_when_there_are_more(world: LineageWorld) -> None:
+    plant = world.planted
+    run = await plant.run()
+    await plant.step(run, "split", uses=["a", "b"], makes={f"o{n}": ["a", "b"] for n in range(4)})
+    await plant.step(run, "one", uses=[f"o{n}" for n in range(4)], makes=["end"])
+    for limit in (1, 2, 7, 8):
+        reads = LineageReads(world.store.database, max_origins=limit)
+        known = limit // 2  # outputs whose origins may be looked at
+        down = await reads.page(
+            Start("artifact", digest_of("a")), upstream=False, depth=1, after=None, size=100
+        )
+        assert (len(down.edges), down.truncated) == (1 + known, limit < 8)
+        up = await reads.page(
+            Start("artifact", digest_of("end")), upstream=True, depth=2, after=None, size=100
+        )
+        # `end`, its inputs and their makers; and behind these what is known of them.
+        assert (len(up.edges), up.truncated) == (1 + 4 + 4 + (2 if known else 0), limit < 8)
+
+
+async def test_outputs_of_thousands_of_origins_cost_little_memory(world: LineageWorld) -> None:
+    """300 outputs of 2,000 origins each are 600,000 digests: some 70 MB where they are all held."""
+    plant = world.planted
+    run = await plant.run()
+    step = await plant.step(run, "wide", uses=["in"])
+    await world.store.raw.execute(
+        "with origins as materialized (select array_agg(encode(sha256(n::text::bytea), 'hex')) || $3::text as made"
+        " from generate_series(1, 1999) n)"
+        " insert into rara.lineage (sha256, size_bytes, step_run_id, workflow_run_id, attempt, produced, declared,"
+        " name, derived_from) select encode(sha256(('o' || n)::bytea), 'hex'), 1, $1::text::uuid, $2::text::uuid, 1,"
+        " true, true, 'o' || n, o.made from origins o, generate_series(1, 300) n",
+        step,
+        run,
+        digest_of("in"),
+    )
+    request = workflow_pb2.QueryLineageRequest(direction=workflow_pb2.LINEAGE_DIRECTION_DOWNSTREAM, depth=ALL)
+    request.artifact.sha256 = digest_of("in")
+    asked = query_of(request)
+    found: list[workflow_pb2.LineageEdge] = []
+    tracemalloc.start()
+    try:
+        while True:
+            page = await world.reads.page(
+                asked.start, upstream=asked.upstream, depth=asked.depth, after=position_of(request), size=1000
+            )
+            edges, token = lineage_page(request, page, 1000)
+            found.extend(edges)
+            if not token:
+                break
+            assert sum(edge.ByteSize() for edge in edges) <= ANSWER_BYTES
+            request.page_token = token
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 32 << 20
+    assert page.truncated
+    names = [edge.artifact_name for edge in found]
+    assert (names[0], len(names), len(set(names))) == ("in-in", 101, 101)  # 200,000 origins
+    assert {len(edge.derived_from) for edge in found[1:]} == {2000}
+    assert {digest.size_bytes for edge in found[1:] for digest in edge.derived_from} == {0, 2}
+
+
 async def test_walks_wait_for_their_turn_and_too_many_are_refused(
     world: LineageWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +472,31 @@ async def test_a_retried_run_has_the_lineage_of_the_steps_that_it_reuses(world: 
         ("a", "given", "dataset"), ("a", "out", "blob"), ("b", "in", "blob"), ("b", "end", "report"),
     ]  # fmt: skip
     assert down[-1].derived_from == ((out.sha256, out.size_bytes),)
+
+
+async def test_what_an_output_was_made_from_was_used_even_if_nobody_else_said_so(
+    world: LineageWorld, database_url: str
+) -> None:
+    store = world.store
+    await store.define("one", {"a": {}})
+    await store.start("one")
+    grant = await store.lease_one()
+    event = job_pb2.ProgressEvent(sequence=3)
+    made = event.succeeded.manifest.artifacts.add(name="out", inline=b"made")
+    made.digest.MergeFrom(common_pb2.Digest(sha256=digest_of("made"), size_bytes=4))
+    made.derived_from.add(sha256=digest_of("elsewhere"), size_bytes=9)
+    report = read_event(event, PayloadLimits(max_payload_bytes=1000, max_inline_bytes=1000))
+    assert isinstance(report, Report)
+    await store.report(grant, accepted(1), running(2), report)
+    up = await world.walk("artifact", digest_of("made"), upstream=True)
+    assert [(edge.sha256, edge.size_bytes, edge.produced, edge.declared) for edge in up] == [
+        (digest_of("made"), 4, True, True),
+        (digest_of("elsewhere"), 9, False, False),
+    ]
+    assert up[0].derived_from == ((digest_of("elsewhere"), 9),)
+    down = await world.walk("artifact", digest_of("elsewhere"), upstream=False)
+    assert [(edge.produced, edge.name) for edge in down] == [(False, ""), (True, "out")]
+    await assert_promises_kept(database_url)
 
 
 async def test_what_is_left_of_removed_runs_is_walked_like_inputs_from_outside(world: LineageWorld) -> None:

@@ -155,3 +155,31 @@ def test_lists_of_digests_are_bounded() -> None:
         made = artifact("a")
         made.derived_from.extend([digest] * size)
         assert isinstance(read_event(manifest_event(made), LIMITS), taken)
+
+
+def test_a_run_has_so_many_input_artifacts() -> None:
+    exact = [artifact(f"a{number}") for number in range(256)]
+    request = workflow_pb2.StartRunRequest(definition="d", input_artifacts=exact)
+    assert len(start_command(request, max_payload_bytes=1 << 20).artifacts) == 256
+    request.input_artifacts.append(artifact("one-more"))
+    assert refused_fields(lambda: start_command(request, max_payload_bytes=1 << 20)) == ["input_artifacts"]
+
+
+def test_a_manifest_names_so_many_origins() -> None:
+    def made(number: int, origins: int) -> common_pb2.Artifact:
+        of = artifact(f"a{number}")
+        of.derived_from.extend(digest_of(f"{number % 2}-{each}".encode()) for each in range(origins))
+        return of
+
+    exact = [made(number, 2000) for number in range(8)]
+    report = read_event(manifest_event(*exact), LIMITS)
+    assert isinstance(report, Report)
+    assert report.outcome is not None
+    # Each of them was used, whether or not `consumed` says so.
+    assert len(report.outcome.consumed) == len(set(report.outcome.consumed)) == 4000
+    refusal = read_event(manifest_event(*exact, made(8, 1)), LIMITS)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.message) == (
+        "FIELD_INVALID",
+        "manifest.artifacts: they name 16001 digests in derived_from, and at most 16000 are taken",
+    )

@@ -51,7 +51,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a `succeeded` event brings. consumed: (sha256, size_bytes) of what was really read."""
+    """What a `succeeded` event brings. consumed: (sha256, size_bytes) of what was really used."""
 
     output: bytes | None = None
     artifacts: tuple[ArtifactFacts, ...] = ()

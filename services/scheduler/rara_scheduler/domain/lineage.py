@@ -1,6 +1,7 @@
 """Lineage: which steps made and used an artifact, and how a walk along these edges goes on."""
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -8,6 +9,7 @@ from typing import Final, NamedTuple
 MAX_DEPTH: Final = 32
 # What one call may look at: some tenths of a second of one database connection.
 MAX_EDGES: Final = 20_000
+MAX_ORIGINS: Final = 200_000  # of their digests in derived_from, of which one edge may have thousands
 MIN_PREFIX: Final = 8
 
 
@@ -62,12 +64,12 @@ class Place(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A stored edge."""
+    """A stored edge. origins: how many digests it was derived from, which are read where they are needed; 0: all."""
 
     sha256: str
     step_run_id: str
     name: str
-    derived_from: tuple[str, ...]
+    origins: int
     size_bytes: int
     workflow_run_id: str
     attempt: int
@@ -75,32 +77,26 @@ class Row(NamedTuple):
 
 
 # By step: the inputs (upstream) or outputs (downstream) that a walk may go on with. None: all.
-Through = Mapping[str, frozenset[str] | None]
+Through = Mapping[str, AbstractSet[str] | None]
 
 
-def through_steps(to_steps: Iterable[Row], *, upstream: bool) -> dict[str, frozenset[str] | None]:
-    """By step, how a walk came to it. Upstream: what its outputs came from; None: from all inputs.
-
-    Downstream: which inputs were reached.
-    """
-    found: dict[str, frozenset[str] | None] = {}
+def reached_inputs(to_steps: Iterable[Row]) -> dict[str, set[str]]:
+    """By step, by which of its inputs a walk downstream came to it."""
+    found: dict[str, set[str]] = {}
     for row in to_steps:
-        before = found.get(row.step_run_id, frozenset())
-        if upstream:
-            new = None if before is None or not row.derived_from else before | set(row.derived_from)
-        else:
-            new = (before or frozenset()) | {row.sha256}
-        found[row.step_run_id] = new
+        found.setdefault(row.step_run_id, set()).add(row.sha256)
     return found
 
 
-def leads_on(row: Row, through: frozenset[str] | None, *, upstream: bool) -> bool:
+def leads_on(
+    row: Row, through: AbstractSet[str] | None, *, upstream: bool, of_what_was_reached: AbstractSet[Row]
+) -> bool:
     """Whether an edge on the other side of a step belongs to a walk that came to the step so.
 
-    An output that names what it was made from comes from nothing else.
+    An output that names what it was made from comes from nothing else. of_what_was_reached: outputs that name it.
     """
     if through is None:
         return True
     if upstream:
         return row.sha256 in through
-    return not row.derived_from or not through.isdisjoint(row.derived_from)
+    return not row.origins or row in of_what_was_reached

@@ -2,7 +2,7 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -14,13 +14,14 @@ from rara_scheduler.domain.errors import Code, Fault, field_invalid
 from rara_scheduler.domain.ids import run_not_found, step_not_found
 from rara_scheduler.domain.lineage import (
     MAX_EDGES,
+    MAX_ORIGINS,
     Half,
     LineageEdge,
     Place,
     Row,
     Through,
     leads_on,
-    through_steps,
+    reached_inputs,
 )
 from rara_scheduler.store.database import Connection, Database
 from rara_scheduler.store.queries import query
@@ -31,7 +32,10 @@ WALK_TIMEOUT_S: Final = 10.0
 MAX_WALKS: Final = 2
 MAX_WAITING: Final = 64
 _ROWS_AT_ONCE: Final = 500  # before others may have the event loop
-_KEPT_EDGES: Final = 2 * MAX_EDGES  # of walks whose pages are asked for: some 600 bytes each
+_KEPT_EDGES: Final = 2 * MAX_EDGES  # of walks whose pages are asked for: some 700 bytes each, without origins
+_ORIGINS_AT_ONCE: Final = 20_000  # some 3 MB
+# What one page shows: more than an answer has bytes for, so that a page which ends here is not taken for the last.
+_ORIGINS_OF_PAGE: Final = 48_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,14 @@ class LineagePage:
 
 
 class LineageReads:
-    """max_edges: so many rows are read for one page at most."""
+    """max_edges, max_origins: so many rows, and digests in their derived_from, are read for one page at most."""
 
-    def __init__(self, database: Database, *, max_edges: int = MAX_EDGES) -> None:
+    def __init__(
+        self, database: Database, *, max_edges: int = MAX_EDGES, max_origins: int = MAX_ORIGINS
+    ) -> None:
         self._database = database
         self._max_edges = max_edges
+        self._max_origins = max_origins
         self._walks = asyncio.Semaphore(MAX_WALKS)
         self._waiting = 0
         self._walked: dict[tuple[object, ...], _Walked] = {}  # the oldest first
@@ -107,20 +114,20 @@ class LineageReads:
             asyncio.timeout(WALK_TIMEOUT_S),
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
-            walk = _Walk(connection, upstream, depth, self._max_edges, after)
+            walk = _Walk(connection, upstream, depth, self._max_edges, self._max_origins, after)
             await walk.begin()
             key = (start, upstream, depth, walk.snapshot)
             known = self._walked.get(key)
             if after is not None and known is not None:
                 at = bisect_right(known.found, after.place, key=itemgetter(0))
-                found = known.found[at : at + size + 1]
+                found = _showable(known.found[at : at + size + 1])
                 left, edges = await _edges(connection, found, upstream=upstream)
                 if len(left) == len(found):
                     return LineagePage(edges, walk.snapshot, [place for place, _ in found], known.truncated)
                 self._walked.pop(
                     key, None
                 )  # runs were removed: what lies behind them may be farther now, or gone
-            found = await walk.places(start, size + 1)
+            found = _showable(await walk.places(start, size + 1))
             if after is not None and walk.is_whole:
                 self._keep(key, _Walked(walk.everything, walk.truncated))
             _, edges = await _edges(connection, found, upstream=upstream)
@@ -172,12 +179,19 @@ class _Walk:
     """
 
     def __init__(
-        self, connection: Connection, upstream: bool, depth: int, budget: int, after: Position | None
+        self,
+        connection: Connection,
+        upstream: bool,
+        depth: int,
+        budget: int,
+        origins_left: int,
+        after: Position | None,
     ) -> None:
         self._connection = connection
         self._upstream = upstream
         self._depth = depth
         self._budget = budget
+        self._origins_left = origins_left
         self._after = after.place if after else None
         self._seen_by: str | None = after.snapshot if after else None
         self._next_xid = 0
@@ -207,7 +221,7 @@ class _Walk:
                 self.is_whole = self.is_whole and not is_enough
                 if is_enough or self._is_over(found, wanted):
                     break
-                through = through_steps(to_steps, upstream=self._upstream)
+                through = await self._through(to_steps)
             else:
                 through = dict.fromkeys(steps)
             from_steps = await self._from_steps(through)
@@ -282,6 +296,41 @@ class _Walk:
         )
         return await _rows(rows)
 
+    async def _through(self, to_steps: Sequence[Row]) -> Through:
+        """How the walk came to each step. Upstream: what its outputs came from; downstream: which inputs."""
+        if not self._upstream:
+            return reached_inputs(to_steps)
+        whole = {row.step_run_id for row in to_steps if not row.origins}
+        some: dict[str, set[str]] = {}
+        one_of_each: dict[str, str] = {}  # thousands of outputs may name the same digests
+        named = [row for row in to_steps if row.step_run_id not in whole]
+        async for row, origins in _origins(self._connection, self._affordable(named)):
+            some.setdefault(row.step_run_id, set()).update(
+                one_of_each.setdefault(each, each) for each in origins
+            )
+        return {**dict.fromkeys(whole), **some}
+
+    def _affordable(self, rows: list[Row]) -> list[Row]:
+        """Those whose origins the page may still look at."""
+        for index, row in enumerate(rows):
+            if row.origins > self._origins_left:
+                self.truncated = True
+                return rows[:index]
+            self._origins_left -= row.origins
+        return rows
+
+    async def _of_what_was_reached(self, from_steps: Sequence[Row], through: Through) -> set[Row]:
+        """Downstream: the outputs that name an input by which the walk came to their step."""
+        if self._upstream:
+            return set()
+        named = [row for row in from_steps if row.origins and through[row.step_run_id] is not None]
+        found: set[Row] = set()
+        async for row, origins in _origins(self._connection, self._affordable(named)):
+            inputs = through[row.step_run_id]
+            if inputs is None or not inputs.isdisjoint(origins):
+                found.add(row)
+        return found
+
     async def _from_steps(self, through: Through) -> list[Row]:
         """All edges on the other side of the steps."""
         rows = await self._connection.fetch(
@@ -305,11 +354,14 @@ class _Walk:
     ) -> list[str]:
         """Add what is new of the edges from steps; returns the digests that they reach for the first time."""
         reached: set[str] = set()
+        named = await self._of_what_was_reached(from_steps, through)
         for index, row in enumerate(from_steps):
             if index % _ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             key = row.step_run_id, row.sha256, row.name
-            if key in self._passed or not leads_on(row, through[row.step_run_id], upstream=self._upstream):
+            if key in self._passed or not leads_on(
+                row, through[row.step_run_id], upstream=self._upstream, of_what_was_reached=named
+            ):
                 continue
             self._passed.add(key)
             reached.add(row.sha256)
@@ -321,11 +373,50 @@ class _Walk:
 
 async def _rows(records: Sequence[asyncpg.Record]) -> list[Row]:
     rows = []
-    for index, (sha256, step_run_id, name, derived_from, *more) in enumerate(records):
+    for index, record in enumerate(records):
         if index % _ROWS_AT_ONCE == 0:
             await asyncio.sleep(0)
-        rows.append(Row(sha256, step_run_id, name, tuple(derived_from), *more))
+        rows.append(Row(*record))
     return rows
+
+
+async def _origins(connection: Connection, rows: Iterable[Row]) -> AsyncIterator[tuple[Row, Sequence[str]]]:
+    """What each output was derived from, of which only so many are in memory at a time."""
+    for chunk in _chunks(row for row in rows if row.origins):
+        records = await connection.fetch(
+            query("lineage_origins"),
+            [row.sha256 for row in chunk],
+            [row.step_run_id for row in chunk],
+            [row.attempt for row in chunk],
+            [row.name for row in chunk],
+        )
+        for row, (derived_from,) in zip(chunk, records, strict=True):
+            yield row, derived_from
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    origins = 0
+    for row in rows:
+        if chunk and origins + row.origins > _ORIGINS_AT_ONCE:
+            yield chunk
+            chunk, origins = [], 0
+        chunk.append(row)
+        origins += row.origins
+    if chunk:
+        yield chunk
+
+
+def _showable(found: Sequence[_Found]) -> list[_Found]:
+    """What a page has room for, and one edge more."""
+    shown: list[_Found] = []
+    origins = 0
+    for each in found:
+        shown.append(each)
+        origins += each[1].origins
+        if origins > _ORIGINS_OF_PAGE:
+            break
+    return shown
 
 
 async def _edges(
@@ -346,10 +437,11 @@ async def _edges(
         [row.name for row in rows],
         produced,
     )
-    origins = sorted({digest for row in rows for digest in row.derived_from})
+    origins = {row: derived_from async for row, derived_from in _origins(connection, rows)}
     sizes: dict[str, int] = {}
     if origins:
-        known = await connection.fetch(query("read_blob_sizes"), origins)
+        digests = sorted({digest for derived_from in origins.values() for digest in derived_from})
+        known = await connection.fetch(query("read_blob_sizes"), digests)
         sizes = {row["sha256"]: row["size_bytes"] for row in known}
     edges = [
         LineageEdge(
@@ -367,7 +459,7 @@ async def _edges(
             definition_version=steps[row.step_run_id]["definition_version"],
             kind=steps[row.step_run_id]["kind"],
             artifact_type=artifact_type,
-            derived_from=tuple((digest, sizes.get(digest, 0)) for digest in row.derived_from),
+            derived_from=tuple((digest, sizes.get(digest, 0)) for digest in origins.get(row, ())),
         )
         for (place, row), is_made, (artifact_type,) in zip(found, produced, types, strict=True)
     ]

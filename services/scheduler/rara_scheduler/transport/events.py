@@ -25,6 +25,7 @@ MAX_ARTIFACTS = 1000
 _MAX_CHECKPOINT_ARTIFACTS = 64
 _MAX_METRICS = 256
 _MAX_DIGESTS = 2000  # of one list: consumed, derived_from
+_MAX_ORIGINS = 16_000  # of all derived_from in a manifest: what the SDKs' bound on its bytes has room for
 
 _CODE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -167,11 +168,13 @@ def _read_outcome(result: job_pb2.JobResult, limits: PayloadLimits) -> Outcome:
         # A result is not refused for a secret in it: that would lose the work. It is redacted.
         output = redact_json(_checked(result.output, "succeeded.output", limits))
         result.output.data = output
-    return Outcome(
-        output=output,
-        artifacts=_read_manifest(result.manifest, limits),
-        consumed=_digests(result.consumed, "succeeded.consumed"),
-    )
+    artifacts = _read_manifest(result.manifest, limits)
+    # What an output was made from was used, whether or not that is said as well: else a walk would end there.
+    origins = {
+        digest.sha256: digest.size_bytes for each in result.manifest.artifacts for digest in each.derived_from
+    }
+    consumed = dict(_digests(result.consumed, "succeeded.consumed"))
+    return Outcome(output=output, artifacts=artifacts, consumed=tuple((origins | consumed).items()))
 
 
 def _digest(digest: common_pb2.Digest, path: str) -> tuple[str, int]:
@@ -191,6 +194,12 @@ def _read_artifacts(
 ) -> tuple[ArtifactFacts, ...]:
     if len(given) > most:
         raise Fault(Code.FIELD_INVALID, f"{path}: there are {len(given)}, and at most {most} are taken")
+    origins = sum(len(artifact.derived_from) for artifact in given)
+    if origins > _MAX_ORIGINS:
+        raise Fault(
+            Code.FIELD_INVALID,
+            f"{path}: they name {origins} digests in derived_from, and at most {_MAX_ORIGINS} are taken",
+        )
     artifacts: dict[str, ArtifactFacts] = {}
     for index, artifact in enumerate(given):
         facts = _read_artifact(artifact, f"{path}[{index}]", limits)
@@ -240,7 +249,7 @@ def _read_artifact(artifact: common_pb2.Artifact, path: str, limits: PayloadLimi
         type=artifact.type or "blob",
         inline=inline,
         metadata=metadata,
-        derived_from=tuple(sha256 for sha256, _ in _digests(artifact.derived_from, f"{path}.derived_from")),
+        derived_from=tuple(dict(_digests(artifact.derived_from, f"{path}.derived_from"))),
     )
 
 
