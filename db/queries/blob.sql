@@ -157,11 +157,13 @@ select count(*) filter (where b.sha256 is null) as open_uploads,
  where u.lease_token = $1;
 
 -- name: store_load
--- Open uploads, and the bytes of all blobs and of what is being uploaded. Blobs marked for deletion still take room.
+-- Open uploads and their bytes; $1: and the bytes of all blobs, each of which is read. Those marked for deletion still
+-- take room.
 with begun as (
     select u.size_bytes
       from rara.upload u
      where u.expires_at > now()
+       and u.finished_at is null
        and not exists (
             select
               from rara.blob b
@@ -170,5 +172,6 @@ with begun as (
 )
 select count(*) as open_uploads,
        (coalesce(sum(size_bytes), 0)
-        + (select coalesce(sum(b.size_bytes), 0) from rara.blob b))::bigint as used_bytes
+        + case when $1::bool then (select coalesce(sum(b.size_bytes), 0) from rara.blob b) else 0 end
+       )::bigint as used_bytes
   from begun;

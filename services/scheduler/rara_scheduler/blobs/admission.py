@@ -1,5 +1,6 @@
 """Whether one more upload may begin: the bounds on blobs, attempts, uploads under way and the store as a whole."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from rara_scheduler.store.blobs import BlobRows, UploadLease
 
 GIB = 1024 * 1024 * 1024
 _LOOK_EVERY_S = 5.0  # what other schedulers have admitted is seen after this
+_LONG_LOOK_S = 0.1  # with a quota, a look reads a row for each blob
 _ROOM_RETRY_S = 30.0  # room comes when somebody makes it, not in the next second
 
 
@@ -69,6 +71,9 @@ class _Load:
 class Admission:
     """Counts what this scheduler admits on top of what it last saw in the database, and looks before it refuses.
 
+    One look at a time, and where looks take long they take a fifth of the time: what is refused between two of them
+    is refused by the last one.
+
     Several schedulers may together admit a little more than the store's bounds, by what they take in within the
     seconds between two looks.
     """
@@ -90,6 +95,9 @@ class Admission:
         self._admitted_then = _Load()
         self._unwritten = _Load()  # admitted, and perhaps without a row yet
         self._looked_at: float | None = None
+        self._looks = 0
+        self._look_took_s = 0.0
+        self._looking = asyncio.Lock()
 
     def check_size(self, digest: BlobDigest) -> None:
         """Raises ARTIFACT_TOO_LARGE."""
@@ -103,8 +111,7 @@ class Admission:
         """Room for an upload whose row is written inside. Raises ARTIFACT_TOO_LARGE, QUEUE_FULL or QUOTA_EXCEEDED."""
         if lease is not None:
             await self._check_lease(digest, lease)
-        looked_at = self._looked_at
-        if looked_at is None or self._clock() - looked_at > _LOOK_EVERY_S or self._refusal(digest):
+        if self._is_old() or self._refusal(digest):
             await self._look()
         if refusal := self._refusal(digest):
             raise refusal
@@ -142,9 +149,26 @@ class Admission:
             return no_room(digest, max(0, quota_bytes - load.size_bytes), quota_bytes=quota_bytes)
         return None
 
+    def _is_old(self) -> bool:
+        looked_at = self._looked_at
+        return looked_at is None or self._clock() - looked_at > _LOOK_EVERY_S
+
+    def _is_resting(self) -> bool:
+        if self._looked_at is None or self._look_took_s <= _LONG_LOOK_S:
+            return False
+        return self._clock() - self._looked_at < 4 * self._look_took_s
+
     async def _look(self) -> None:
         """What has no row yet may be counted twice, and is never left out."""
-        admitted, unwritten = self._admitted, self._unwritten
-        self._seen = _Load(*await self._rows.store_load()) + unwritten
-        self._admitted_then = admitted
-        self._looked_at = self._clock()
+        looks = self._looks
+        async with self._looking:
+            if self._looks != looks or self._is_resting():
+                return  # what somebody else found while this one waited is new enough
+            admitted, unwritten = self._admitted, self._unwritten
+            began_at = self._clock()
+            load = await self._rows.store_load(with_blobs=self._limits.quota_bytes is not None)
+            self._seen = _Load(*load) + unwritten
+            self._admitted_then = admitted
+            self._looked_at = self._clock()
+            self._look_took_s = self._looked_at - began_at
+            self._looks += 1

@@ -159,10 +159,10 @@ class BlobRows:
             [row] = await connection.fetch(query("lease_load"), lease_token)
         return row["open_uploads"], row["named_bytes"]
 
-    async def store_load(self) -> tuple[int, int]:
-        """How many uploads are open, and how many bytes all blobs have, those of open uploads included."""
+    async def store_load(self, *, with_blobs: bool) -> tuple[int, int]:
+        """How many uploads are open, and their bytes; with_blobs: and those of all blobs, which takes a while."""
         async with self._database.connection() as connection:
-            [row] = await connection.fetch(query("store_load"))
+            [row] = await connection.fetch(query("store_load"), with_blobs)
         return row["open_uploads"], row["used_bytes"]
 
     async def get_upload(self, upload_id: str) -> Upload:
