@@ -1,8 +1,17 @@
--- What telemetry looks at: rarely, and within bounds whatever the tables hold.
+-- What telemetry looks at: rarely, and within bounds that do not grow with what waits.
 
 -- name: queues_by_kind
 -- Per kind what is ready, how long its oldest is, and what waits. $1: how many are counted at most, of the ready ones
--- per route. A route's first entries are the oldest, as in grant_leases.
+-- per route; of all together ten times as many, and where that is less than a hundred per route, a hundred. A route's
+-- first entries are the oldest, as in grant_leases.
+with served as materialized (
+    select r.route_id
+      from rara.route r
+     where exists (select from rara.ready x where x.route_id = r.route_id)
+), most as (
+    select least($1::int, greatest(100, 10 * $1::bigint / greatest(1, count(*)))) as per_route
+      from served
+)
 select r.kind,
        coalesce(sum(p.ready), 0)::bigint as ready,
        max(extract(epoch from now() - p.oldest))::float8 as oldest_s,
@@ -14,7 +23,7 @@ select r.kind,
                  from rara.ready x
                 where x.route_id = r.route_id
                 order by x.available_at, x.step_run_id
-                limit $1::int) q
+                limit (select per_route from most)) q
        ) p on true
   left join (
        select q.route_id, count(*) as waiting

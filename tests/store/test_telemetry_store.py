@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator
 
 import asyncpg
+import pytest
 import pytest_asyncio
+from rara_scheduler.store.queries import query
 from rara_scheduler.store.telemetry import MOST_COUNTED, TelemetryStore
 from support.store_world import StoreWorld, accepted, failed, running, store_world
 
@@ -44,6 +46,21 @@ async def test_queues_are_told_by_kind_and_counted_up_to_a_bound(world: StoreWor
             "delete from rara.ready r where not exists"
             " (select from rara.step_run s where s.step_run_id = r.step_run_id)"
         )
+
+
+@pytest.mark.parametrize(("routes", "counted"), [(5, 210), (20, 125), (40, 100)])
+async def test_all_together_are_counted_up_to_a_bound(world: StoreWorld, routes: int, counted: int) -> None:
+    await world.raw.execute(
+        "with made as (insert into rara.route (executor_kind, kind, kind_version, required_labels)"
+        " select '', 'many.' || n, '', '{}' from generate_series(1, $1::int) n returning route_id)"
+        " insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, released_at, revision)"
+        " select m.route_id, now(), gen_random_uuid(), gen_random_uuid(), now(), 1"
+        " from made m, generate_series(1, 210)",
+        routes,
+    )
+    found = await world.raw.fetch(query("queues_by_kind"), 250)
+    await world.raw.execute("delete from rara.ready")
+    assert [row["ready"] for row in found] == [counted] * routes
 
 
 async def test_the_oldest_transaction_of_somebody_else_is_told(world: StoreWorld, database_url: str) -> None:

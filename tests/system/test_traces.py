@@ -121,6 +121,28 @@ async def test_one_trace_from_the_call_to_the_commit_with_the_handlers_own_spans
     assert {"rara.run.started", "rara.commit.events", "rara.session.open"} <= receiver.metrics
 
 
+async def test_runs_of_a_batch_have_a_trace_too(world: RunningScheduler, receiver: OtlpReceiver) -> None:
+    await world.define("one", {"a": {}})
+    tracer = TracerProvider().get_tracer("caller")
+
+    async def traces() -> list[str]:
+        rows = await world.raw.fetch("select traceparent from rara.workflow_run order by created_at")
+        return [row["traceparent"].split("-")[1] for row in rows]
+
+    async with Client.connect(world.address) as client:
+        requests = [workflow_pb2.StartRunRequest(definition="one") for _ in range(2)]
+        await client.batch_start_runs(requests)
+        begun = set(await traces())
+        with tracer.start_as_current_span("caller") as caller:
+            await client.batch_start_runs(requests)
+        assert not requests[0].HasField("trace")  # the caller's own stay as they were
+    called = f"{caller.get_span_context().trace_id:032x}"
+    assert sorted(await traces()) == sorted([*begun, *begun, called, called])
+    await receiver.until(lambda spans: bool(begun & {span.trace_id for span in spans}), "the call's span")
+    (call,) = [span for span in receiver.spans if span.trace_id in begun]
+    assert (call.name, call.kind) == ("rara.v1.WorkflowService/BatchStartRuns", "SERVER")
+
+
 async def test_a_retried_run_is_a_trace_of_its_own_that_links_to_the_first(
     world: RunningScheduler, receiver: OtlpReceiver, tmp_path: Path
 ) -> None:

@@ -1,15 +1,31 @@
 """Telemetry costs nothing that was not asked for, and its labels stay few."""
 
+import inspect
 import re
 import subprocess
 import sys
+from collections import deque
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from rara.v1 import workflow_pb2
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.telemetry.catalogue import METRICS, Shape
+from rara_scheduler.telemetry.guarded import GuardedMetrics, GuardedTracing
 from rara_scheduler.telemetry.labels import OTHER, Folded
-from rara_scheduler.telemetry.port import SILENT, UNTRACED
+from rara_scheduler.telemetry.port import (
+    SILENT,
+    UNTRACED,
+    CallSpan,
+    EndedAttempt,
+    Metrics,
+    Tracing,
+)
 from rara_scheduler.telemetry.setup import Wanted, begin, wanted
+from rara_scheduler.telemetry.tracer import OtelTracing
+from structlog.testing import capture_logs
 from support import telemetry_names
 from support.documents import REFERENCE
 
@@ -73,6 +89,92 @@ def test_names_of_metrics_hold_no_unit() -> None:
         assert not metric.name.endswith(("total", "seconds", "bytes"))
         assert bool(metric.buckets) is (metric.shape is Shape.HISTOGRAM)
     assert len({metric.name for metric in METRICS}) == len(METRICS)
+
+
+# ---------------------------------------------------------------- what listeners may do to work
+
+
+class _Broken:
+    """Raises whatever it is told."""
+
+    is_on = True
+
+    def __init__(self) -> None:
+        self.ended: deque[EndedAttempt] = deque()
+        self.told: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        def tell(*given: object) -> object:
+            self.told.add(name)
+            raise RuntimeError(f"{name}: {len(given)}")
+
+        return tell
+
+
+def _port_names(port: type) -> set[str]:
+    return {name for name, member in vars(port).items() if inspect.isfunction(member)}
+
+
+def test_a_listener_that_raises_is_dropped_and_named_once() -> None:
+    broken: Any = _Broken()
+    with capture_logs() as logs:
+        metrics = GuardedMetrics(broken)
+        for name in sorted(_port_names(Metrics)):
+            arguments = len(inspect.signature(getattr(Metrics, name)).parameters) - 1
+            assert getattr(metrics, name)(*[()] * arguments) is None
+    assert broken.told == _port_names(Metrics)
+    assert [(each["event"], each["told"]) for each in logs] == [("telemetry.failed", "attempts_ended")]
+
+    broken = _Broken()
+    with capture_logs() as logs:
+        tracing = GuardedTracing(broken, broken)
+        with tracing.call("m", workflow_pb2.StartRunRequest(), ()) as span:
+            span.failed("INTERNAL")
+        with pytest.raises(KeyError), tracing.call("m", workflow_pb2.StartRunRequest(), ()):
+            raise KeyError
+        assert tracing.run_context("p", "s") == tracing.retries("p", "s") == ("p", "s")
+        assert tracing.attempt_context("p", "s", 7) == ("p", "s")
+        tracing.sent([])
+        tracing.attempts_ended([], 1, 2)
+        made: Any = None
+        tracing.attempt_span(made, made)
+    assert broken.told == {*_port_names(Tracing), "attempt_span"}
+    assert [each["event"] for each in logs] == ["telemetry.failed"]
+
+
+def test_a_span_that_cannot_end_costs_its_call_nothing() -> None:
+    class Ends(AbstractContextManager[CallSpan]):
+        def __enter__(self) -> CallSpan:
+            return CallSpan()
+
+        def __exit__(self, *given: object) -> None:
+            raise RuntimeError("no")
+
+    class Begins(Tracing):
+        def call(self, *given: object) -> AbstractContextManager[CallSpan]:
+            return Ends()
+
+    broken: Any = _Broken()
+    with capture_logs() as logs:
+        tracing = GuardedTracing(Begins(), broken)
+        with tracing.call("m", workflow_pb2.StartRunRequest(), ()):
+            pass
+        with pytest.raises(KeyError), tracing.call("m", workflow_pb2.StartRunRequest(), ()):
+            raise KeyError
+    assert len(logs) == 1
+
+
+def test_a_state_that_is_too_long_is_stored_with_no_run() -> None:
+    """A call's own headers, which nobody else looks at."""
+    tracing = OtelTracing(TracerProvider().get_tracer("x"), SILENT)
+    parent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    for members, is_kept in ((2, True), (3, False)):
+        state = ",".join(f"k{n}={'x' * 200}" for n in range(members))
+        headers = (("traceparent", parent), ("tracestate", state))
+        with tracing.call("rara.v1.WorkflowService/StartRun", workflow_pb2.StartRunRequest(), headers):
+            traceparent, tracestate = tracing.run_context("", "")
+        assert traceparent.split("-")[1] == "a" * 32
+        assert tracestate == (state if is_kept else "")
 
 
 # ---------------------------------------------------------------- the page

@@ -175,9 +175,14 @@ class Client:
     ) -> workflow_pb2.BatchStartRunsResponse:
         """Start up to 1,000 runs in one transaction: all or none; repeated only if each carries a key.
 
-        A fault about one of them has its `index` in its metadata.
+        A fault about one of them has its `index` in its metadata. Those without a trace take that of OpenTelemetry's
+        current span, if there is one.
         """
         request = workflow_pb2.BatchStartRunsRequest(requests=requests)
+        if (trace := current_trace()) is not None:
+            for each in request.requests:
+                if not each.HasField("trace"):
+                    each.trace.CopyFrom(trace)
         has_keys = all(each.idempotency_key for each in request.requests)
         return await self.call(
             self.workflow.BatchStartRuns, request, is_repeatable=has_keys, timeout_s=timeout_s

@@ -50,7 +50,7 @@ STEPS_READY: Final = Metric(
     "rara.step.ready",
     Shape.GAUGE,
     "{step}",
-    "steps that could be leased now; counted up to 10,000 a route",
+    "steps that could be leased now; counted up to 10,000 a route, and 100,000 or 100 a route in all",
     ("kind",),
 )
 STEPS_WAITING: Final = Metric(

@@ -80,6 +80,7 @@ def _begin(what: Wanted, scheduler_id: str) -> Telemetry:
     from opentelemetry.sdk.trace import TracerProvider
 
     from rara_scheduler.telemetry.calls import CallObserver
+    from rara_scheduler.telemetry.guarded import GuardedMetrics, GuardedTracing
     from rara_scheduler.telemetry.recorder import RecordedMetrics
     from rara_scheduler.telemetry.span_ids import PlannedIds
     from rara_scheduler.telemetry.tracer import OtelTracing
@@ -99,12 +100,13 @@ def _begin(what: Wanted, scheduler_id: str) -> Telemetry:
         readers.append(otlp.metric_sender())
     if readers:
         meters = MeterProvider(readers, resource=about, shutdown_on_exit=False)
-        made.metrics = RecordedMetrics(meters.get_meter(_SCOPE))
+        made.metrics = GuardedMetrics(RecordedMetrics(meters.get_meter(_SCOPE)))
         made.endings.insert(0, meters.shutdown)
     if what.push_traces:
         spans = TracerProvider(resource=about, shutdown_on_exit=False, id_generator=PlannedIds())
         spans.add_span_processor(otlp.span_sender())
-        made.tracing = made.spans = OtelTracing(spans.get_tracer(_SCOPE), made.metrics)
+        tracing = OtelTracing(spans.get_tracer(_SCOPE), made.metrics)
+        made.tracing = made.spans = GuardedTracing(tracing, tracing)
         made.endings.insert(0, spans.shutdown)
     made.interceptors = (CallObserver(made.metrics, made.tracing),)
     return made

@@ -15,13 +15,16 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from rara.v1 import workflow_pb2
 
 from rara_scheduler.domain.attempt import Decision
+from rara_scheduler.domain.start_command import clean_trace
 from rara_scheduler.telemetry.port import AttemptFacts, CallSpan, EndedAttempt, Metrics, Sent, Tracing
 from rara_scheduler.telemetry.span_ids import attempt_span_id, planned
 
 MOST_WAITING: Final = 10_000
 _SERVICE: Final = workflow_pb2.DESCRIPTOR.services_by_name["WorkflowService"].full_name
 # Calls that act. Others, which watchers and polls make by the thousand, only when their caller traces.
-_ACTING: Final = frozenset(f"{_SERVICE}/{name}" for name in ("StartRun", "RetryRun", "CancelRun"))
+_ACTING: Final = frozenset(
+    f"{_SERVICE}/{name}" for name in ("StartRun", "BatchStartRuns", "RetryRun", "CancelRun")
+)
 _OUR_FAULT: Final = frozenset(
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 )
@@ -66,7 +69,8 @@ class OtelTracing(Tracing):
         _PROPAGATOR.inject(carrier)
         if not carrier:
             return traceparent, tracestate
-        return carrier["traceparent"], carrier.get("tracestate", "")
+        # The call's own headers are bounded by nobody else.
+        return clean_trace(carrier["traceparent"], carrier.get("tracestate", ""))
 
     def retries(self, traceparent: str, tracestate: str) -> tuple[str, str]:
         first = trace.get_current_span(_parent(traceparent, tracestate)).get_span_context()
