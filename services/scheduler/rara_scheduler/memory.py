@@ -12,7 +12,7 @@ def give_back_large_buffers() -> bool:
     """Let each buffer of a transfer go back to the system when it is freed; False: not with this C library.
 
     glibc does so at first, and after the first of them keeps such buffers in the heaps of its threads, of which the
-    transfers use a dozen: a scheduler that had moved one artifact of 2 GiB stayed 75 MiB larger, and 20 MiB so.
+    transfers use a dozen: a scheduler that had moved one artifact of 640 MiB stayed 75 MiB larger, and 20 MiB so.
     """
     if sys.platform != "linux":
         return False

@@ -30,8 +30,8 @@ def keepalive_options() -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
-        # gRPC's own estimate takes a peer that is slow to answer for a long way, and grows without bound: with a busy
-        # disk below it, one upload took 450 MB of memory.
+        # gRPC's own estimate takes a peer that is slow to answer for a long way, and grows: with a busy disk
+        # below it, hundreds of MiB of one upload were in memory.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
     ]
