@@ -103,7 +103,9 @@ class Settings(BaseSettings):
     blob_store_quota_bytes: Annotated[int, Field(ge=1)] | None = None
     """All blobs of the store together, those being uploaded included; unset: as much as the disk has."""
     max_transfers: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """Artifacts that this scheduler receives and sends at one time."""
+    """Artifacts that this scheduler receives and sends at one time. Each upload into a bucket holds up to 8 MiB in
+    memory, and the two that are put together at one time up to 24 MiB more; into a folder it is one message. So 64 may
+    take 560 MiB."""
     max_open_uploads: Annotated[int, Field(ge=1)] = 10_000
     """Uploads begun and not finished, of all schedulers."""
     max_lease_uploads: Annotated[int, Field(ge=1)] = 256
