@@ -432,7 +432,8 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
     ) -> None:
         """Submit a last event when the stored blobs of its manifest were looked at, or refuse it.
 
-        Not in the commit: reading takes its time, and neighbours would wait for it under locks.
+        Before the commit and not in it: reading takes its time, and neighbours would wait for it under locks. So bytes
+        may still go in between. The artifacts of checkpoints and a run's inputs are taken by their rows alone.
         """
         while True:
             try:
