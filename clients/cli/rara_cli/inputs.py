@@ -81,7 +81,7 @@ def read_artifacts(values: Sequence[str]) -> dict[str, Path]:
             raise CommandError(Exit.USAGE, "USAGE", f"--artifact {name}: given twice")
         files[name] = Path(path)
         if not files[name].is_file():
-            raise CommandError(Exit.USAGE, "FILE_UNUSABLE", f"{path}: no such file")
+            raise CommandError(Exit.USAGE, "FILE_UNUSABLE", f"{path}: there is no such file")
     return files
 
 

@@ -70,7 +70,8 @@ func ownFailed(own *Error, limitBytes int) *engine.Failed {
 	if !codes.IsForHandlers(own.Code) {
 		out.Code = codes.HandlerFailed
 		out.Message = fmt.Sprintf(
-			"[code %q is not one a handler can use] %s", text.Cut(text.Valid(own.Code), 200), own.Message)
+			"[code %q is not one a handler can use: capital words joined by _, at least two, and none of Rara's own] %s",
+			text.Cut(text.Valid(own.Code), 200), own.Message)
 	}
 	if own.Details == nil {
 		return out

@@ -37,7 +37,8 @@ func TestWhatAHandlersErrorMeans(t *testing.T) {
 		"unset": {failing(&rara.Error{Code: "AUTH_INVALID", Message: "who knows"}),
 			&rarav1.JobError{Code: "AUTH_INVALID", Message: "who knows"}},
 		"not for handlers": {failing(rara.Terminal("LEASE_EXPIRED", "mine")), &rarav1.JobError{Code: "HANDLER_FAILED",
-			Message: `[code "LEASE_EXPIRED" is not one a handler can use] mine`, Retryable: new(false)}},
+			Message: "[code \"LEASE_EXPIRED\" is not one a handler can use: capital words joined by _, at least two, " +
+				"and none of Rara's own] mine", Retryable: new(false)}},
 		"details that are none": {failing(&rara.Error{Code: "TOOL_FAILED", Message: "m", Details: make(chan int)}),
 			&rarav1.JobError{Code: "TOOL_FAILED",
 				Message: "m [details left out: PAYLOAD_INVALID: details at /: json: unsupported type: chan int]"}},

@@ -7,6 +7,7 @@ from rara_executor.codes import Code, is_handler_code
 from rara_executor.errors import JobFailure, PayloadInvalid, PayloadTooLarge
 from rara_executor.runner_protocol import Failed, StartJob, Succeeded
 
+_HANDLER_CODES = "capital words joined by _, at least two, and none of Rara's own"
 # Codes that the SDK itself gives to a failure, and that the contract lets no handler choose.
 _OURS = (PayloadInvalid, PayloadTooLarge)
 
@@ -32,7 +33,8 @@ def failure(start: StartJob, error: BaseException, *, with_stack: bool = True) -
             retryable, retry_after_s = error.retryable, error.retry_after_s
             details, problem = _details(start, error)
             if not is_handler_code(error.code):
-                message = f"[code {text.cut(text.valid(code), 200)!r} is not one a handler can use] {message}"
+                shown = text.cut(text.valid(code), 200)
+                message = f"[code {shown!r} is not one a handler can use: {_HANDLER_CODES}] {message}"
                 code = Code.HANDLER_FAILED
             message += problem
         case MemoryError():
