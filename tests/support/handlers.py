@@ -379,7 +379,12 @@ async def secrets(job: Job) -> Any:
     secret = job.secrets["key"]
     print(f"printed {secret}")
     job.log.info("said", secret=secret)
-    await job.progress(0.5, f"with {secret}", checkpoint={"at": f"https://u:{secret}@host"})
+    await job.progress(0.5, f"with {secret}", checkpoint={"at": "page 2"})
+    if job.input == "checkpoint":
+        await job.progress(0.6, checkpoint={"pages": [{"at": f"https://u:{secret}@host"}]})
+        await job.progress(0.7, checkpoint={"at": "page 3"})
+    if job.input == "effect":
+        await job.once("log in", lambda: {"cookie": secret})
     if job.input == "fail":
         raise Retryable("TOOL_FAILED", f"cannot reach https://host/?key={secret}", {"used": [secret]})
     return {"in": f"a {secret} b", secret: 1}

@@ -119,6 +119,18 @@ def test_a_key_that_has_no_end_is_redacted_to_the_end() -> None:
     assert redact_text(f"x {cut}") == "x [redacted private_key]"
 
 
+@pytest.mark.parametrize("before", ["\n", "\t", "\x1f", '"', "\\"])
+def test_an_escape_before_it_does_not_hide_a_secret(before: str) -> None:
+    data = json.dumps({"log": f"line{before}{SAMPLES['aws_access_key']}", "n": 1.50}).encode()
+    assert find_secret(data) == Finding(("log",), "aws_access_key")
+    assert json.loads(redact_json(data)) == {"log": f"line{before}[redacted aws_access_key]", "n": 1.5}
+
+
+def test_many_strings_are_redacted_as_each_alone() -> None:
+    texts = [f"{number} {sample}" for number in range(40) for sample in (*SAMPLES.values(), *CLEAN)]
+    assert json.loads(redact_json(json.dumps(texts).encode())) == [redact_text(text) for text in texts]
+
+
 @pytest.mark.parametrize("rule", SAMPLES)
 def test_json_stays_json_when_redacted(rule: str) -> None:
     data = json.dumps({"n": 1.50, "list": [SAMPLES[rule], "kept"], "big": 2**70}).encode()

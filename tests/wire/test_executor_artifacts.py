@@ -239,6 +239,29 @@ async def test_no_secret_leaves_the_executor(
 
 
 @pytest.mark.parametrize(
+    ("given", "named"),
+    [("checkpoint", "checkpoint at /pages/0/at: "), ("effect", "effect log in at /cookie: ")],
+)
+async def test_a_secret_that_the_next_attempt_would_get_ends_the_step(
+    scheduler: ScriptedScheduler,
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    named: str,
+) -> None:
+    monkeypatch.setenv("THE_KEY", SECRET)
+    session.send_jobs(job(1, "demo.secrets", input=given, secrets=secret("env", "THE_KEY")))
+    failed = (await scheduler.event(1, "failed")).failed
+    assert (failed.code, failed.message.startswith(named)) == ("SECRET_IN_PAYLOAD", True)
+    sent = scheduler.events(1)
+    checkpoints = [event.progress.checkpoint.data for event in sent if event.progress.HasField("checkpoint")]
+    assert checkpoints[0] == b'{"at":"page 2"}'
+    assert not any(event.HasField("effect") for event in sent)
+    said = b"".join(frame.SerializeToString() for frame in session.frames)
+    assert SECRET.encode() not in said
+
+
+@pytest.mark.parametrize(
     ("provider", "name"),
     [
         ("env", "NOT_SET_AT_ALL"),

@@ -99,6 +99,14 @@ async def plant_in_events(world: RunningScheduler, executor: ScriptedExecutor, s
         said, kept = progress(lease, 3), effect(lease, 4, "call", None)
         plant(said.progress, secret)
         plant(kept.effect, secret)
+        await executor.events(accepted(lease, 1), running(lease, 2), said, kept)
+        # What the next attempt would get is refused, by its path, and not altered.
+        for number, path in ((3, "progress.checkpoint: "), (4, "effect.result: ")):
+            refused = await executor.expect_refusal(lease, number)
+            assert (refused.code, refused.message.startswith(path)) == ("SECRET_IN_PAYLOAD", True)
+            assert not any(core in refused.message for core in CORES.values())
+        said = progress(lease, 3)
+        plant(said.progress, secret).ClearField("checkpoint")
         match ending:
             case "succeeded":
                 last = succeeded(lease, 5)
@@ -108,8 +116,8 @@ async def plant_in_events(world: RunningScheduler, executor: ScriptedExecutor, s
                 plant(last.failed, secret).manifest.CopyFrom(manifest)
             case _:
                 last = cancelled(lease, 5)
-                plant(last.cancelled, secret)
-        await executor.events(accepted(lease, 1), running(lease, 2), said, kept, last)
+                plant(last.cancelled, secret).ClearField("checkpoint")
+        await executor.events(said, effect(lease, 4, "call", None), last)
         assert await world.until_run(run_id, "succeeded", "failed", "cancelled") == ending
 
 

@@ -36,15 +36,16 @@ func TestASecretLeavesTheExecutorInNoForm(t *testing.T) {
 		}
 		encoded := base64.StdEncoding.EncodeToString([]byte("user:" + secret))
 		job.Log.Info("said "+secret, "header", encoded)
-		_ = job.Progress(rara.Progress{Message: "with " + secret, Checkpoint: map[string]string{"at": url.QueryEscape(secret)}})
+		_ = job.Progress(rara.Progress{Message: "with " + secret, Checkpoint: map[string]string{"at": "page 2"}})
 		_, err := job.Artifacts.PutBytes(ctx, "a", []byte("bytes are the handler's own"), rara.Output{Metadata: []string{secret}})
 		if err != nil {
 			return nil, err
 		}
-		if _, err := rara.Once(ctx, job.AnyJob, "call", func(context.Context) (string, error) { return secret, nil }); err != nil {
-			return nil, err
-		}
 		switch job.Input {
+		case "checkpoint": // whatever the handler makes of the error
+			_ = job.Progress(rara.Progress{Checkpoint: map[string]string{"at": url.QueryEscape(secret)}})
+		case "effect":
+			_, _ = rara.Once(ctx, job.AnyJob, "call", func(context.Context) (string, error) { return secret, nil })
 		case "fail":
 			return nil, &rara.Error{Code: "TOOL_FAILED", Message: "with " + encoded, Details: []string{secret}}
 		case "panic":
@@ -52,7 +53,7 @@ func TestASecretLeavesTheExecutorInNoForm(t *testing.T) {
 		}
 		return map[string]any{"in": "a " + secret + " b", secret: 1}, nil
 	}), func(o *rara.Options) { o.SecretsDir = folder })
-	for token, input := range []string{`"succeed"`, `"fail"`, `"panic"`} {
+	for token, input := range []string{`"succeed"`, `"fail"`, `"panic"`, `"checkpoint"`, `"effect"`} {
 		w.session.Jobs(secretJob(int64(token+1), "file", input))
 		w.session.Ended(t, int64(token+1))
 	}
@@ -61,6 +62,12 @@ func TestASecretLeavesTheExecutorInNoForm(t *testing.T) {
 	}
 	if got := w.session.Failed(t, 3).GetMessage(); got != "panic: ***" {
 		t.Errorf("got %q", got)
+	}
+	for token, what := range map[int64]string{4: "checkpoint", 5: "effect call"} {
+		got := w.session.Failed(t, token)
+		if got.GetCode() != "SECRET_IN_PAYLOAD" || !strings.HasPrefix(got.GetMessage(), what+" holds a secret") {
+			t.Errorf("got %v", got)
+		}
 	}
 	var all strings.Builder
 	for _, frame := range w.session.Frames() {

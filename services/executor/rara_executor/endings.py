@@ -17,7 +17,8 @@ def last_event(
 ) -> job_pb2.ProgressEvent:
     """outcome: None if the runner ended before the handler did. now: on the lease clock."""
     stop = job.stop
-    if stop is not None and job.refused_sequence:
+    # Refused by the scheduler, or by ourselves: what it went on to do rests on what is not stored.
+    if stop is not None and (job.refused_sequence or stop.reason == Code.SECRET_IN_PAYLOAD):
         return _failed(events, job, stop.reason, stop.message, end)
     if isinstance(outcome, Succeeded):  # what is done is done, also if it was asked to stop
         consumed = list(job.artifacts.consumed.values())

@@ -2,11 +2,12 @@
 
 import base64
 import re
+from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
 import orjson
 
-from rara_executor import payload
+from rara_executor import payload, text
 
 MARK = "***"
 MIN_SECRET_CHARS = 8  # shorter ones would blank out ordinary words
@@ -31,14 +32,36 @@ class Redactor:
         self._text = re.compile(pattern)
         self._bytes = re.compile("|".join(re.escape(form) for form in ordered).encode())
 
-    def text(self, text: str) -> str:
-        return text if self._text is None else self._text.sub(MARK, text)
+    def text(self, given: str) -> str:
+        return given if self._text is None else self._text.sub(MARK, given)
 
     def json(self, data: bytes) -> bytes:
         """JSON with the secrets replaced inside its strings; what holds none is returned as it is."""
         if self._bytes is None or not self._bytes.search(data):
             return data
         return payload.encode(self._value(payload.decode(data)), what="value", limit_bytes=len(data) * 4 + 64)
+
+    def where(self, data: bytes) -> str | None:
+        """Where in JSON a secret stands, as a JSON pointer; None: nowhere."""
+        if self._bytes is None or not self._bytes.search(data):
+            return None
+        return self._path(payload.decode(data), "")
+
+    def _path(self, value: object, at: str) -> str | None:
+        inner: Iterable[tuple[object, object]] = ()
+        match value:
+            case dict():
+                inner = value.items()
+            case list():
+                inner = enumerate(value)
+            case _:
+                return at or "/" if self._value(value) != value else None
+        for key, item in inner:
+            if isinstance(key, str) and self.text(key) != key:
+                return at or "/"  # of a key itself nothing is said
+            if found := self._path(item, f"{at}/{text.cut(str(key), 64)}"):
+                return found
+        return None
 
     def _value(self, value: object) -> object:
         match value:

@@ -191,8 +191,9 @@ class Supervisor:
             case Progress() | RecordEffect() if job.is_lost:
                 pass  # nothing more is reported of it
             case Progress():
-                self._on_progress(job, message)
-            case RecordEffect():
+                if not self._keeps_secret(job, "checkpoint", message.checkpoint):
+                    self._on_progress(job, message)
+            case RecordEffect() if not self._keeps_secret(job, f"effect {message.name}", message.result):
                 self._timers.progressed(job)  # any event shows that it moves, to the scheduler too
                 sequence = self._emit(self._events.effect(job.lease, message))
                 job.effects[sequence] = message.request
@@ -314,6 +315,20 @@ class Supervisor:
             span=job.span,
         )
         self.pool.submit(start, is_async=job.operation.is_async)
+
+    def _keeps_secret(self, job: HeldJob, what: str, data: bytes | None) -> bool:
+        """Whether what the next attempt would be given holds a secret; then the job fails.
+
+        Redacted it would be another value, and the next attempt would go on with that.
+        """
+        path = None if data is None else self._redactor.where(data)
+        if path is None:
+            return False
+        message = (
+            f"{self._redactor.text(what)} at {path}: holds a secret that was resolved here; leave it out"
+        )
+        self.stop(job, Stop(StopKind.FAIL, Code.SECRET_IN_PAYLOAD, message), self._limits.grace_s)
+        return True
 
     def _on_progress(self, job: HeldJob, message: Progress) -> None:
         self._timers.progressed(job)

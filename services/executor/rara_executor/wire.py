@@ -15,7 +15,7 @@ from rara_executor.tracing import JobSpan
 
 
 class EventFactory:
-    """Makes events of one executor. Everything that users wrote passes the redactor."""
+    """Makes events of one executor. What users wrote passes the redactor, but for what the next attempt gets."""
 
     def __init__(self, redactor: Redactor, *, executor_id: str, executor_name: str) -> None:
         self._redactor = redactor
@@ -37,12 +37,12 @@ class EventFactory:
         if progress.fraction is not None:
             message.fraction = progress.fraction
         if progress.checkpoint is not None:
-            message.checkpoint.data = self._redactor.json(progress.checkpoint)
+            message.checkpoint.data = progress.checkpoint
             message.checkpoint_artifacts.extend(artifacts)
         return _event(lease, progress=message)
 
     def effect(self, lease: job_pb2.Lease, effect: RecordEffect) -> job_pb2.ProgressEvent:
-        result = common_pb2.Payload(data=self._redactor.json(effect.result))
+        result = common_pb2.Payload(data=effect.result)
         return _event(lease, effect=job_pb2.Effect(name=effect.name, result=result))
 
     def succeeded(

@@ -20,6 +20,7 @@ const (
 	NoCapacity            = "NO_CAPACITY"
 	InputInvalid          = "INPUT_INVALID"
 	SecretUnresolved      = "SECRET_UNRESOLVED"
+	SecretInPayload       = "SECRET_IN_PAYLOAD"
 	PayloadInvalid        = "PAYLOAD_INVALID"
 	PayloadTooLarge       = "PAYLOAD_TOO_LARGE"
 	ArtifactTooLarge      = "ARTIFACT_TOO_LARGE"

@@ -24,7 +24,8 @@ func (s *Supervisor) lastEvent(job *Job, out outcome) *rarav1.ProgressEvent {
 		exit = out.failed.Exit
 	}
 	switch {
-	case why != nil && job.refusedSequence > 0:
+	// Refused by the scheduler, or by ourselves: what it went on to do rests on what is not stored.
+	case why != nil && (job.refusedSequence > 0 || why.reason == codes.SecretInPayload):
 		return s.events.failed(lease, &Failed{Code: why.reason, Message: why.message, Exit: exit})
 	case out.failed == nil && !out.abandoned: // what is done is done, also if it was asked to stop
 		return s.fitting(job, s.events.succeeded(lease, out.output, job.artifacts))

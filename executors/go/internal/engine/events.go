@@ -41,7 +41,7 @@ func (e *events) progress(
 		Fraction:            report.Fraction,
 		Message:             e.text(report.Message, text.MaxProgressBytes),
 		Metrics:             e.metrics(report.Metrics),
-		Checkpoint:          e.payload(report.Checkpoint),
+		Checkpoint:          asItIs(report.Checkpoint),
 		CheckpointArtifacts: artifacts,
 	}}
 	return event
@@ -50,7 +50,7 @@ func (e *events) progress(
 func (e *events) effect(lease *rarav1.Lease, name string, result []byte) *rarav1.ProgressEvent {
 	event := e.of(lease)
 	event.Event = &rarav1.ProgressEvent_Effect{
-		Effect: &rarav1.Effect{Name: name, Result: e.payload(result)}}
+		Effect: &rarav1.Effect{Name: name, Result: asItIs(result)}}
 	return event
 }
 
@@ -111,6 +111,14 @@ func (e *events) metrics(given map[string]float64) map[string]float64 {
 // text redacts before it cuts: half a secret at the end would not be found.
 func (e *events) text(given string, limit int) string {
 	return text.Cut(e.redactor.Text(text.Valid(given)), limit)
+}
+
+// asItIs is what the next attempt gets as it is: no secret is in it, see refuseSecret.
+func asItIs(data []byte) *rarav1.Payload {
+	if data == nil {
+		return nil
+	}
+	return &rarav1.Payload{Data: data}
 }
 
 func (e *events) payload(data []byte) *rarav1.Payload {

@@ -127,6 +127,9 @@ func (j *Job) Progress(report Report) error {
 		return err
 	}
 	j.timers.progressedAt = time.Now()
+	if err := s.refuseSecret(j, "checkpoint", report.Checkpoint); err != nil {
+		return err
+	}
 	artifacts, err := j.artifacts.ofCheckpoint(report.Artifacts)
 	if err != nil {
 		return err
@@ -148,6 +151,10 @@ func (j *Job) RecordEffect(ctx context.Context, name string, result []byte) erro
 		return err
 	}
 	j.timers.progressedAt = time.Now()
+	if err := s.refuseSecret(j, "effect "+name, result); err != nil {
+		s.mu.Unlock()
+		return err
+	}
 	stored := make(chan struct{})
 	j.stored[s.emit(s.events.effect(j.lease(), name, result))] = stored
 	s.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 	"github.com/rara-run/rara/executors/go/internal/payload"
 	"github.com/rara-run/rara/executors/go/internal/secrets"
 	"github.com/rara-run/rara/executors/go/internal/slots"
+	"github.com/rara-run/rara/executors/go/internal/text"
 	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
 )
 
@@ -293,6 +294,19 @@ func (s *Supervisor) open(job *Job) error {
 		return context.Cause(job.ctx)
 	}
 	return nil
+}
+
+// refuseSecret fails a job that would keep a secret for its next attempt. Redacted it would be another value, and the next
+// attempt would go on with that.
+func (s *Supervisor) refuseSecret(job *Job, what string, data []byte) error {
+	if !s.config.Redactor.In(data) {
+		return nil
+	}
+	message := text.Cut(s.config.Redactor.Text(what), text.MaxProgressBytes) +
+		" holds a secret that was resolved here; leave it out"
+	s.halt(job, stop{stopFail, codes.SecretInPayload, message}, s.config.Grace)
+	s.afterChange()
+	return &codes.Failure{Code: codes.SecretInPayload, Message: message}
 }
 
 // fence stops what runs under a lease that is no longer certain.

@@ -84,8 +84,8 @@ type failing struct {
 
 // fail fails with `code`, `message` and `retryable`, which may be absent.
 //
-// bytes: the message as hexadecimal bytes. length: of a message of letters x. secret: the message, a progress text and
-// the checkpoint hold the secret `probe`, URL-encoded as well.
+// bytes: the message as hexadecimal bytes. length: of a message of letters x. secret: the message and a progress text
+// hold the secret `probe`, URL-encoded as well.
 func fail(_ context.Context, job *rara.Job[failing]) (any, error) {
 	given := job.Input
 	message := "as asked"
@@ -105,7 +105,7 @@ func fail(_ context.Context, job *rara.Job[failing]) (any, error) {
 		message = fmt.Sprintf("cannot reach https://user:%s@host/?key=%s", value, url.QueryEscape(value))
 		job.Log.Info("probe", "secret", value)
 		err := job.Progress(rara.Progress{
-			Fraction: new(0.5), Message: "with " + value, Checkpoint: map[string]string{"key": value}})
+			Fraction: new(0.5), Message: "with " + value, Checkpoint: map[string]string{"at": "page 2"}})
 		if err != nil {
 			return nil, err
 		}

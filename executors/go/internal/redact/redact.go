@@ -2,6 +2,7 @@
 package redact
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"net/url"
@@ -82,6 +83,11 @@ func (r *Redactor) JSON(data []byte) []byte {
 		return data
 	}
 	return payload.Rewrite(data, r.Text)
+}
+
+// In tells whether valid JSON holds a secret in its strings or numbers.
+func (r *Redactor) In(data []byte) bool {
+	return r.replacer.Load() != nil && len(data) > 0 && !bytes.Equal(payload.Rewrite(data, r.Text), data)
 }
 
 var percent = regexp.MustCompile(`%[0-9A-F]{2}`)

@@ -1105,7 +1105,7 @@ type EventRefusal struct {
 	LeaseToken int64 `protobuf:"varint,1,opt,name=lease_token,json=leaseToken,proto3" json:"lease_token,omitempty"`
 	// The event.
 	Sequence int64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// LEASE_LOST, BLOBS_MISSING, ARTIFACT_MISMATCH, PAYLOAD_INVALID, PAYLOAD_TOO_LARGE or FIELD_INVALID.
+	// LEASE_LOST, BLOBS_MISSING, ARTIFACT_MISMATCH, SECRET_IN_PAYLOAD, PAYLOAD_INVALID, PAYLOAD_TOO_LARGE, FIELD_INVALID.
 	Code string `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"`
 	// For people.
 	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`

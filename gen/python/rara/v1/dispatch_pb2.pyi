@@ -561,7 +561,7 @@ class EventRefusal(_message.Message):
     sequence: _builtins.int
     """The event."""
     code: _builtins.str
-    """LEASE_LOST, BLOBS_MISSING, ARTIFACT_MISMATCH, PAYLOAD_INVALID, PAYLOAD_TOO_LARGE or FIELD_INVALID."""
+    """LEASE_LOST, BLOBS_MISSING, ARTIFACT_MISMATCH, SECRET_IN_PAYLOAD, PAYLOAD_INVALID, PAYLOAD_TOO_LARGE, FIELD_INVALID."""
     message: _builtins.str
     """For people."""
     @_builtins.property

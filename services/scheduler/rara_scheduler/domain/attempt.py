@@ -71,6 +71,7 @@ class Report:
     reason: str = ""  # cancelled
     checkpoint: Checkpoint | None = None  # progress, cancelled
     effect: tuple[str, bytes] | None = None  # effect
+    secret: str = ""  # where what a later attempt would be given holds a raw secret, and by which rule
 
     @property
     def artifacts(self) -> tuple[ArtifactFacts, ...]:
@@ -204,12 +205,13 @@ def decide(
     known: frozenset[int],
     blobs: Mapping[str, int],
     jitter: float,
+    allows_secrets: bool = False,
 ) -> Decision:
     """Fold the items, in the order given, into one decision.
 
     known: which of the events' numbers up to `lease.last_sequence` are stored already.
     blobs: size by sha256 of the blobs that exist, at least of those that the items name.
-    jitter: a draw from [0, 1).
+    jitter: a draw from [0, 1). allows_secrets: the definition says that its payloads may hold raw secrets.
     """
     decision = Decision(lease, last_sequence=lease.last_sequence, gaps=lease.gaps)
     state = StepState.RUNNING if lease.started else StepState.LEASED
@@ -228,7 +230,7 @@ def decide(
             case Report():
                 if item.sequence in seen:
                     continue
-                refusal = _refuse(item, decision.last_sequence, blobs)
+                refusal = _refuse(item, decision.last_sequence, blobs, allows_secrets=allows_secrets)
                 if refusal is not None:
                     decision.refused.append(refusal)
                     continue
@@ -267,13 +269,18 @@ def overrule_retry(decision: Decision, cancel_reason: str) -> bool:
     return True
 
 
-def _refuse(report: Report, last_sequence: int, blobs: Mapping[str, int]) -> Refusal | None:
+def _refuse(
+    report: Report, last_sequence: int, blobs: Mapping[str, int], *, allows_secrets: bool
+) -> Refusal | None:
     if report.sequence > last_sequence + MAX_JUMP:
         return Refusal(
             report.sequence,
             Code.FIELD_INVALID,
             f"sequence: {report.sequence} is more than {MAX_JUMP} beyond {last_sequence}, the newest that is stored",
         )
+    if report.secret and not allows_secrets:
+        # Redacted it would be another value, and the next attempt would go on with that.
+        return Refusal(report.sequence, Code.SECRET_IN_PAYLOAD, report.secret)
     if not report.artifacts:
         return None
     missing, mismatched = missing_blobs(report.artifacts, blobs)

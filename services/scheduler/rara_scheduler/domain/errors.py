@@ -84,6 +84,7 @@ FINAL = frozenset(
         Code.PAYLOAD_INVALID,
         Code.PAYLOAD_TOO_LARGE,
         Code.ARTIFACT_TOO_LARGE,
+        Code.SECRET_IN_PAYLOAD,
     }
 )
 

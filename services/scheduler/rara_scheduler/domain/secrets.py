@@ -1,9 +1,10 @@
-"""Raw secrets: found at the edge by key or by prefix, so that they are refused, or redacted where a result counts.
+"""Raw secrets: found by key or by prefix, so that they are refused, or redacted where only people read on.
 
 No rule looks at entropy: in a system that names bytes by their SHA-256 every digest would be one.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,6 +62,11 @@ _VALUES: Final = _set_of([pattern for _, pattern in VALUE_RULES])
 _KEYS: Final = re2.compile(
     r'(?i)(?:password|secret|token|api[^"a-z0-9]?key|private[^"a-z0-9]?key|authorization|credential|dsn)":"[^"]'
 )
+_ESCAPE: Final = re.compile(rb"\\(?:u[0-9A-Fa-f]{4}|.)")
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_AT_ONCE: Final = 256  # strings that are looked at together
+_BETWEEN: Final = '"\0"'  # what no text that can be stored holds
+_FEW: Final = 16  # strings to replace, each by a pass over the document
 _REDACTIONS: Final = tuple(
     (
         rule,
@@ -105,6 +111,11 @@ def value_rule(text: str) -> str | None:
     return rules[0]
 
 
+def _searchable(compact: bytes) -> bytes:
+    """Compactly written JSON without escapes: the letter of a line's end would be one with the word behind it."""
+    return _ESCAPE.sub(b" ", compact) if b"\\" in compact else compact
+
+
 def find_secret(data: "bytes | Json") -> Finding | None:
     """The first raw secret in a JSON document, given as bytes that are known to be JSON or as a parsed value.
 
@@ -113,7 +124,7 @@ def find_secret(data: "bytes | Json") -> Finding | None:
     """
     value = loads_exact(data) if isinstance(data, bytes) else data
     # Written by us there is one spelling: no \u0041 and no \/ behind which a prefix could hide.
-    compact = dumps_exact(value)
+    compact = _searchable(dumps_exact(value))
     if not _VALUES.Match(compact) and not _KEYS.search(compact):
         return None
     for parts, text, is_key in walk_texts(value):
@@ -125,12 +136,26 @@ def find_secret(data: "bytes | Json") -> Finding | None:
     return None
 
 
+def find_value(data: bytes) -> Finding | None:
+    """The first string or key in a JSON document, checked before, that matches a value rule.
+
+    By its key alone nothing is found here: what a handler keeps for itself may well be called `next_page_token`.
+    """
+    suspects = {text for _, texts in _suspects(data) for text in texts}
+    if not suspects:
+        return None
+    for parts, text, is_key in walk_texts(orjson.loads(data)):
+        if text in suspects and (rule := value_rule(text)):
+            return Finding(parts[:-1] if is_key else parts, rule)
+    return None
+
+
 def redact_text(text: str) -> str:
     """The text with whatever the value rules meet replaced by `[redacted RULE]`; of a URL only the password."""
     if not _VALUES.Match(text.encode("utf-8", errors="replace")):
         return text
     text = text.encode("utf-8", errors="replace").decode("utf-8")
-    for rule, pattern in _REDACTIONS:
+    for rule, pattern in _REDACTIONS:  # all: one may begin where another one ended
         if rule == "url_with_password":
             text = pattern.sub(r"\1[redacted]@", text)
         else:
@@ -138,19 +163,47 @@ def redact_text(text: str) -> str:
     return text
 
 
-def _redacted(value: Json) -> Json:
-    if isinstance(value, str):
-        return redact_text(value)
-    if isinstance(value, list):
-        return [_redacted(inner) for inner in value]
-    if isinstance(value, dict):
-        return {redact_text(key): _redacted(inner) for key, inner in value.items()}
-    return value
+def _suspects(data: bytes) -> Iterator[tuple[list[bytes], list[str]]]:
+    """The strings of a JSON document, as they are written and as they read, where among some a value rule matches.
+
+    A call for each string would take a second for a megabyte, and the loop stands still meanwhile.
+    """
+    if not _VALUES.Match(_normal(data)):
+        return
+    literals = list(dict.fromkeys(_STRING.findall(data)))
+    for start in range(0, len(literals), _AT_ONCE):
+        some = literals[start : start + _AT_ONCE]
+        written = b"[" + b",".join(some) + b"]"
+        if _VALUES.Match(_normal(written)):
+            yield some, orjson.loads(written)
+
+
+def _normal(data: bytes) -> bytes:
+    return data if b"\\" not in data else _searchable(orjson.dumps(orjson.loads(data)))
+
+
+def _redacted(texts: list[str]) -> list[str]:
+    """Each of the texts redacted: at once, since no pattern goes beyond a quote but that of a key without an end."""
+    joined = _BETWEEN.join(texts)
+    if value_rule(joined) != "private_key":
+        redacted = redact_text(joined).split(_BETWEEN)
+        if len(redacted) == len(texts):
+            return redacted
+    return [redact_text(text) for text in texts]
 
 
 def redact_json(data: bytes) -> bytes:
     """The same JSON (checked before, so of bounded depth) with every string redacted; unchanged when clean."""
-    compact = data if b"\\" not in data else orjson.dumps(loads_exact(data))
-    if not _VALUES.Match(compact):
+    changed: dict[bytes, bytes] = {}
+    for literals, texts in _suspects(data):
+        for literal, text, redacted in zip(literals, texts, _redacted(texts), strict=True):
+            if redacted != text:
+                changed[literal] = orjson.dumps(redacted)
+    if not changed:
         return data
-    return dumps_exact(_redacted(loads_exact(data)))
+    if len(changed) <= _FEW:
+        # The longest first: one that ends another, behind an escaped quote, must not spoil it.
+        for literal in sorted(changed, key=len, reverse=True):
+            data = data.replace(literal, changed[literal])
+        return data
+    return _STRING.sub(lambda found: changed.get(found[0], found[0]), data)

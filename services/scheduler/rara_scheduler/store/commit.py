@@ -259,6 +259,7 @@ class CommitStore:
                 known=known.get(lease.lease_token, frozenset()),
                 blobs=blobs,
                 jitter=self._jitter(),
+                allows_secrets=_allows_secrets(ledger, lease),
             )
             if step is None:
                 _refuse_all(decision, reports, _UNREADABLE)
@@ -445,6 +446,11 @@ class CommitStore:
             query("release_dependants"), *_transposed([candidates[key] for key in sorted(candidates)])
         )
         return bool(rows)
+
+
+def _allows_secrets(ledger: RunLedger, lease: LeaseFacts) -> bool:
+    spec = ledger.spec(ledger.runs[lease.workflow_run_id])
+    return spec is not None and spec.allows_secrets
 
 
 def _step_spec(ledger: RunLedger, lease: LeaseFacts) -> StepSpec | None:

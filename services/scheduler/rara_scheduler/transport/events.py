@@ -11,8 +11,8 @@ from rara.v1 import common_pb2, job_pb2
 from rara_scheduler.domain import names
 from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint, EventType, Outcome, Refusal, Report
 from rara_scheduler.domain.errors import Code, Fault, StepError
-from rara_scheduler.domain.payload import check_payload, clean_text
-from rara_scheduler.domain.secrets import redact_json, redact_text, value_rule
+from rara_scheduler.domain.payload import check_payload, clean_text, pointer
+from rara_scheduler.domain.secrets import find_value, redact_json, redact_text, value_rule
 
 MESSAGE_BYTES = 16 * 1024
 PROGRESS_BYTES = 4 * 1024
@@ -77,7 +77,14 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
             return Report(sequence, EventType.RUNNING, event.SerializeToString())
         case "progress":
             checkpoint = _tidy_progress(event.progress, limits)
-            return Report(sequence, EventType.PROGRESS, event.SerializeToString(), checkpoint=checkpoint)
+            secret = _secret_in("progress.checkpoint", None if checkpoint is None else checkpoint.data)
+            return Report(
+                sequence,
+                EventType.PROGRESS,
+                event.SerializeToString(),
+                checkpoint=checkpoint,
+                secret=secret,
+            )
         case "effect":
             name = event.effect.name
             if not _NAME.fullmatch(name):
@@ -86,9 +93,15 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
                 raise Fault(Code.FIELD_INVALID, f"effect.name: holds a raw secret (rule {rule})")
             result = event.effect.result
             check_payload(result.data, result.media_type, "effect.result", EFFECT_BYTES)
-            data = result.data = redact_json(result.data)
+            data = result.data
             _lean(result)
-            return Report(sequence, EventType.EFFECT, event.SerializeToString(), effect=(name, data))
+            return Report(
+                sequence,
+                EventType.EFFECT,
+                event.SerializeToString(),
+                effect=(name, data),
+                secret=_secret_in("effect.result", data),
+            )
         case "succeeded":
             outcome = _read_outcome(event.succeeded, limits)
             _lean(event.succeeded.output)
@@ -104,10 +117,26 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
             kept = _read_checkpoint(stopped, "cancelled", limits)
             reason = stopped.reason = clean_text(redact_text(stopped.reason), _REASON_BYTES)
             return Report(
-                sequence, EventType.CANCELLED, event.SerializeToString(), reason=reason, checkpoint=kept
+                sequence,
+                EventType.CANCELLED,
+                event.SerializeToString(),
+                reason=reason,
+                checkpoint=kept,
+                secret=_secret_in("cancelled.checkpoint", None if kept is None else kept.data),
             )
         case _:
             raise Fault(Code.FIELD_INVALID, "event: is not one this scheduler knows")
+
+
+def _secret_in(path: str, data: bytes | None) -> str:
+    """Where a raw secret stands in what later attempts get as it is; empty: nowhere."""
+    found = None if data is None else find_value(data)
+    if found is None:
+        return ""
+    return (
+        f"{pointer(path, found.parts)}: holds a raw secret (rule {found.rule}); leave it out, or label the "
+        f"definition {names.ALLOW_SECRETS}=true"
+    )
 
 
 def _checked(payload: common_pb2.Payload, path: str, limits: PayloadLimits) -> bytes:
@@ -149,7 +178,7 @@ def _read_checkpoint(
     if not event.HasField("checkpoint"):
         event.ClearField("checkpoint_artifacts")
         return None
-    data = event.checkpoint.data = redact_json(_checked(event.checkpoint, f"{path}.checkpoint", limits))
+    data = _checked(event.checkpoint, f"{path}.checkpoint", limits)
     path = f"{path}.checkpoint_artifacts"
     for index, artifact in enumerate(event.checkpoint_artifacts):
         if artifact.inline:
@@ -165,7 +194,8 @@ def _read_checkpoint(
 def _read_outcome(result: job_pb2.JobResult, limits: PayloadLimits) -> Outcome:
     output = None
     if result.HasField("output"):
-        # A result is not refused for a secret in it: that would lose the work. It is redacted.
+        # A result is not refused for a secret in it: that would lose the work. It is redacted. What an attempt keeps
+        # for the next one is refused: that one would go on from another value than was kept.
         output = redact_json(_checked(result.output, "succeeded.output", limits))
         result.output.data = output
     artifacts = _read_manifest(result.manifest, limits)
