@@ -28,6 +28,17 @@ def test_a_burst_passes_and_then_as_much_as_flows_in() -> None:
     assert [rates.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
 
 
+def test_a_batch_costs_its_runs_and_at_most_a_full_bucket() -> None:
+    clock = Clock()
+    rates = Rates(10.0, 100, clock=clock)
+    assert [rates.take("a", 60), rates.take("a", 60)] == [0.0, 2.0]
+    assert rates.take("a", 40) == 0.0
+    assert rates.take("a", 1000) == 10.0  # more than ever fits: when the bucket is full
+    clock.now = 10.0
+    assert [rates.take("a", 1000), rates.take("a")] == [0.0, 0.1]
+    assert rates.take("b", 0) == 0.0
+
+
 @given(st.lists(st.floats(0.0, 0.3), min_size=1, max_size=200))
 def test_no_span_of_time_passes_more_than_its_share_and_a_burst(pauses: list[float]) -> None:
     clock = Clock()

@@ -1,11 +1,11 @@
 """The scheduler's settings: read once from `RARA_*`, checked as a whole, then passed on as values."""
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from rara_client.channel import is_loopback
 from rara_client.security import Security
 
 from rara_scheduler.blobs.open import check_blob_store_url
@@ -30,11 +30,12 @@ class Settings(BaseSettings):
     """`tokens`: every call needs a bearer token, made by `rara token create`, whose role may make it."""
     token_recheck_s: Annotated[float, Field(gt=0, le=60)] = 5.0
     """How soon a token that was revoked or has expired stops, streams included."""
-    rate_limit_per_s: Positive = 1000.0
+    rate_limit_per_s: Positive = 20_000.0
     """Calls a second of one caller (a token's name, else an address) that start or retry runs, register definitions or
-    begin uploads; over it they are refused with `RATE_LIMITED` and when to try again."""
-    rate_limit_burst: Annotated[int, Field(ge=1)] = 5000
-    """Such calls that a caller who was quiet may make at once."""
+    begin uploads; a batch counts as its runs. Over it they are refused with `RATE_LIMITED` and when to try again. By
+    default above what one scheduler stores of batches: lower it where callers do not trust each other."""
+    rate_limit_burst: Annotated[int, Field(ge=1)] = 20_000
+    """Such calls that a caller who was quiet may make at once. A larger batch takes all of them."""
     tls_cert: Path | None = None
     """Serve by TLS with this certificate and what leads to its authority: a PEM file, read again when it changes."""
     tls_key: Path | None = None
@@ -233,7 +234,7 @@ class Settings(BaseSettings):
     def exposed(self) -> list[str]:
         """What anybody who reaches the wire may read, or do; empty: nothing. Loopback is not the wire."""
         found = []
-        if not _is_loopback(self.listen.rpartition(":")[0]):
+        if not is_loopback(self.listen):
             if self.tls_cert is None:
                 found.append(
                     f"RARA_LISTEN={self.listen} is beyond loopback, in plain text without RARA_TLS_CERT"
@@ -243,7 +244,7 @@ class Settings(BaseSettings):
                     f"RARA_LISTEN={self.listen} is beyond loopback, and anybody who reaches it may do anything "
                     "without RARA_AUTH=tokens or RARA_TLS_CLIENT_CA"
                 )
-        far = [address for address in self.direct_executors if not _is_loopback(address.rpartition(":")[0])]
+        far = [address for address in self.direct_executors if not is_loopback(address)]
         if far and not self.tls_ca:
             found.append(
                 f"RARA_DIRECT_EXECUTORS={','.join(far)} is beyond loopback, and jobs go there in plain text "
@@ -266,12 +267,3 @@ class Settings(BaseSettings):
         for address in self.direct_executors:
             self.direct_security.check(address)
         return self
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

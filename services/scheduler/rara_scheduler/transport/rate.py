@@ -26,6 +26,8 @@ LIMITED: Final = frozenset(
     )
 )
 
+_BATCH: Final = "/rara.v1.WorkflowService/BatchStartRuns"  # counts as the runs that it asks for
+
 Handler = Any  # grpc.RpcMethodHandler: generic, and of another shape in its stubs
 Details = grpc.HandlerCallDetails
 
@@ -39,8 +41,8 @@ class Rates:
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, as of when
 
-    def take(self, caller: str) -> float:
-        """Take one call: 0, or the seconds until there is one to take.
+    def take(self, caller: str, calls: int = 1) -> float:
+        """Take as many calls, or a full bucket for more than that: 0, or the seconds until they are there to take.
 
         The callers who were quiet for longest are forgotten first. Whoever comes under many names gets a full bucket
         for each: names are to be had from an operator, addresses are not ours to give.
@@ -48,8 +50,9 @@ class Rates:
         now = self._clock()
         left, at = self._buckets.pop(caller, (float(self._burst), now))
         left = min(float(self._burst), left + (now - at) * self._per_s)
-        wait_s = 0.0 if left >= 1.0 else (1.0 - left) / self._per_s
-        self._buckets[caller] = (left if wait_s else left - 1.0, now)
+        cost = float(min(max(1, calls), self._burst))
+        wait_s = 0.0 if left >= cost else (cost - left) / self._per_s
+        self._buckets[caller] = (left if wait_s else left - cost, now)
         while len(self._buckets) > MAX_CALLERS:
             self._buckets.popitem(last=False)
         return wait_s
@@ -69,8 +72,11 @@ class RateInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or handler_call_details.method not in LIMITED:
             return handler
 
+        is_batch = handler_call_details.method == _BATCH
+
         async def answer(request: Any, context: Any) -> Any:
-            wait_s = self._rates.take(bearer() or peer_host(context.peer()))
+            calls = len(request.requests) if is_batch else 1
+            wait_s = self._rates.take(bearer() or peer_host(context.peer()), calls)
             if wait_s:
                 await abort(context, self._fault(wait_s))
             return await handler.unary_unary(request, context)
@@ -84,7 +90,7 @@ class RateInterceptor(grpc.aio.ServerInterceptor):
     def _fault(self, wait_s: float) -> Fault:
         return Fault(
             Code.RATE_LIMITED,
-            f"more than {self._per_s:g} calls a second that make work",
+            f"more than {self._per_s:g} calls a second that make work, each run of a batch counted",
             metadata={"rate_limit_per_s": f"{self._per_s:g}"},
             retry_after_s=max(0.001, wait_s),  # shown in milliseconds
         )
