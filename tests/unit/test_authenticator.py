@@ -204,12 +204,24 @@ async def test_what_is_no_token_costs_no_look_up(authorization: list[str]) -> No
         (["a.*"], "a", False),
         (["a.*"], "ab.c", False),
         (["*"], "a.b", True),
+        (["a..b", "c."], "a..b", True),
+        (["a..b", "c."], "c.", True),
+        (["c..*"], "c..d", True),
         ([], "a.b", False),
     ],
 )
 def test_kinds_are_matched_whole_or_below_a_prefix(patterns: list[str], kind: str, allowed: bool) -> None:
     assert all(is_kind_pattern(pattern) for pattern in patterns)
     assert allows_kind(patterns, kind) is allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [("a" * 128, True), ("a" * 129, False), ("a" * 128 + ".*", True), ("", False), (".*", False), ("-a", False),
+     ("a*", False), ("*.a", False), ("a.*.b", False), ("é", False), ("**", False), ("a b", False)],
+)  # fmt: skip
+def test_a_pattern_is_a_kind_or_what_is_below_one(text: str, is_one: bool) -> None:
+    assert is_kind_pattern(text) is is_one
 
 
 @pytest.mark.parametrize("role", Role)

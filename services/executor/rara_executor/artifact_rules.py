@@ -1,4 +1,7 @@
-"""What an output may be called: the scheduler's rules, kept here as well so that no work is done in vain."""
+"""What an output may be called: the scheduler's rules, kept here as well so that no work is done in vain.
+
+Not taken from rara_client: a runner process starts without that, and without gRPC. A test holds the rules together.
+"""
 
 import re
 from typing import Final

@@ -12,6 +12,7 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from rara_client.certificates import ServerCertificates
+from rara_client.channel import is_loopback
 from rara_client.security import TokenFile
 
 from rara_executor.codes import Code
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _OPEN: Final = "/grpc.health.v1.Health/Check"  # what probes ask
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 Handler = Any  # grpc.RpcMethodHandler: generic, and of another shape in its stubs
 Details = grpc.HandlerCallDetails
@@ -57,7 +57,7 @@ class Door:
         """The port. Raises RuntimeError where it cannot be had."""
         if self.certificates is not None:
             return server.add_secure_port(listen, self.certificates.credentials())
-        if listen.rpartition(":")[0] not in _LOOPBACK:
+        if not is_loopback(listen):
             log.warning(
                 "executor.exposed", what=f"RARA_EXECUTOR_LISTEN={listen} is beyond loopback, in plain text"
             )

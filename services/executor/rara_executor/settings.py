@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from rara_client.channel import is_loopback
 from rara_client.security import Security
 
 from rara_executor.errors import ConfigurationError
@@ -142,7 +143,7 @@ class Settings(BaseSettings):
             raise ValueError(f"RARA_EXECUTOR_LISTEN must be HOST:PORT, not {self.executor_listen!r}")
         is_closed = self.tls_client_ca is not None or self.direct_token_file is not None
         is_safe = self.tls_cert is not None and is_closed
-        if not self.insecure and not is_safe and host not in ("127.0.0.1", "localhost", "[::1]"):
+        if not self.insecure and not is_safe and not is_loopback(self.executor_listen):
             raise ValueError(
                 f"RARA_EXECUTOR_LISTEN={self.executor_listen} is beyond loopback, and whoever reaches it may run "
                 "anything: set RARA_TLS_CERT, with RARA_TLS_CLIENT_CA or RARA_DIRECT_TOKEN_FILE, or RARA_INSECURE=1 "

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from rara_scheduler.domain import names
+
 _RANDOM_BYTES: Final = 32
 # The prefix lets scanners of code and logs, ours too, know a token when they see one.
 _SHAPE: Final = re.compile(r"rara_(client|executor|operator)_[0-9A-Za-z_-]{43}")
-_KIND: Final = re.compile(r"\*|[0-9A-Za-z_-]+(?:\.[0-9A-Za-z_-]+)*(?:\.\*)?")
 _NAME: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.@-]{0,62}")
 
 
@@ -59,7 +60,7 @@ def is_name(text: str) -> bool:
 
 def is_kind_pattern(text: str) -> bool:
     """A kind, `prefix.*` for all kinds below it, or `*` for all."""
-    return len(text) <= 255 and _KIND.fullmatch(text) is not None
+    return text == "*" or names.KIND.refuses(text.removesuffix(".*")) is None
 
 
 def allows_kind(patterns: Iterable[str], kind: str) -> bool:
