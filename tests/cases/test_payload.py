@@ -211,6 +211,7 @@ async def test_no_secret_gets_into_the_database_or_any_log(database_url: str, tm
         two = workflow_pb2.RetryPolicy(max_attempts=2)
         steps: dict[str, dict[str, Any]] = {
             "async": {"kind": "faulty.leaks", "secrets": secrets},
+            "keeps": {"kind": "faulty.keeps", "secrets": secrets},
             "blocking": {"kind": "faulty.leaks_blocking", "secrets": secrets, "retry": two},
         }
         await world.define("leaks", steps, on_failure="CONTINUE")
@@ -218,6 +219,7 @@ async def test_no_secret_gets_into_the_database_or_any_log(database_url: str, tm
         assert await world.until_run(run_id, "succeeded", "failed") == "failed"
         assert await world.steps(run_id) == {
             "async": ("succeeded", ""),
+            "keeps": ("terminal_failed", "SECRET_IN_PAYLOAD"),
             "blocking": ("terminal_failed", "ATTEMPTS_EXHAUSTED"),
         }
         attempts = await world.raw.fetch("select error->>'code' as code, error->>'message' as message"

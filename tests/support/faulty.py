@@ -368,8 +368,7 @@ async def leaks(job: Job) -> Any:
     print(text, file=sys.stderr, flush=True)
     os.write(1, b"raw " + secret.encode() + b"\n")
     job.log.error(text, secret=secret, **{f"key_{secret}": secret})
-    await job.progress(0.5, text, {f"tries of {secret}": 1.0}, {"url": url, secret: [basic, plain]})
-    await job.once("login", lambda: {"with": url, secret: basic})
+    await job.progress(0.5, text, {f"tries of {secret}": 1.0})
     await job.artifacts.put_bytes("report", b"nothing", metadata={"made with": [url, basic, {secret: plain}]})
     if job.attempt == 1:
         try:
@@ -379,6 +378,13 @@ async def leaks(job: Job) -> Any:
                 "TOOL_FAILED", f"the part that is no secret: {text}", {secret: url, "b": [basic]}
             ) from error
     return {"url": url, secret: [basic, plain]}
+
+
+@operation("faulty.keeps", version=V)
+async def keeps(job: Job) -> None:
+    """Would leave its secret to the next attempt."""
+    secret = job.secrets["key"]
+    await job.once("login", lambda: {"with": secret, secret: f"https://user:{quote_plus(secret)}@host"})
 
 
 @operation("faulty.leaks_blocking", version=V)
