@@ -53,7 +53,7 @@ async def run(seed: int, duration_s: float, every_s: float, stack: Stack) -> Rep
         say("the load has ended")
         await _quiet(stack)
         say("quiet")
-    await stack.collecting.once("--older-than", "0s", "--grace", "0s")
+    await stack.collecting.once("--older-than", "0s", "--grace", "0s", "--force")
     verdict = await judge(
         stack.postgres.dsn, stack.ledger, stack.blob_folder, load.confirmed, stack.executors
     )

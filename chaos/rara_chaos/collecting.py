@@ -40,7 +40,8 @@ class Collecting:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self.once("--older-than", "0.5s", "--grace", "0.2s")
+            # Few blobs, and many crashes: what they leave may be most of it.
+            await self.once("--older-than", "0.5s", "--grace", "0.2s", "--force")
             await asyncio.sleep(_PAUSE_S)
 
     async def once(self, *options: str) -> int:

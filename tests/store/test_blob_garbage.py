@@ -172,7 +172,7 @@ async def test_orphans_and_dead_uploads_go_when_they_are_old(place: Place) -> No
         os.utime(partial, (DAY_AGO, DAY_AGO))
     await world.raw.execute("update rara.upload set expires_at = now() where upload_id = $1::uuid", dead)
 
-    policy = Policy(grace_s=0.0)
+    policy = Policy(grace_s=0.0, any_store=True)
     found = await collect(world.database, place.store, policy)
     assert (found.orphans.count, found.orphans.size_bytes, found.removed.count) == (1, 6, 1)
     assert (found.uploads.count, found.uploads.size_bytes) == (2, 6)
@@ -266,17 +266,31 @@ async def test_an_upload_that_was_removed_under_its_writer_does_not_count(place:
     assert await place.world.raw.fetchval("select count(*) from rara.blob") == 0
 
 
-async def test_a_store_that_is_mostly_unknown_is_left_alone(place: Place) -> None:
-    for number in range(30):
-        await place.put(f"number {number}")
-    await place.world.raw.execute("delete from rara.blob")
+@pytest.mark.parametrize(("stored", "known"), [(1, 0), (5, 2), (30, 0)])
+async def test_a_store_that_is_mostly_unknown_is_left_alone(place: Place, stored: int, known: int) -> None:
+    digests = [await place.put(f"number {number}") for number in range(stored)]
+    ours = [digest.sha256 for digest in digests[:known]]
+    await place.world.raw.execute("delete from rara.blob where sha256 <> all ($1::text[])", ours)
     await place.world.raw.execute("delete from rara.upload")
-    with pytest.raises(StrangeStore, match="of 30 stored blobs, this database knows 0"):
+    with pytest.raises(StrangeStore, match=f"of {stored} stored blobs, this database knows {known}"):
         await collect(place.world.database, place.store)
-    assert len(list((place.root / "sha256").rglob("??????*"))) == 30
+    assert len(list((place.root / "sha256").rglob("??????*"))) == stored
     found = await collect(place.world.database, place.store, Policy(unused_s=0, grace_s=0, any_store=True))
-    assert (found.orphans.count, found.removed.count) == (30, 30)
+    assert (found.orphans.count, found.removed.count) == (stored - known, stored)
     assert await place.remaining() == set()
+
+
+async def test_a_store_that_has_nothing_of_what_is_known_is_another_one(place: Place, tmp_path: Path) -> None:
+    digest = await place.put("stored elsewhere")
+    (tmp_path / "empty").mkdir()
+    other = FolderBlobStore(tmp_path / "empty")
+    await other.prepare()
+    with pytest.raises(StrangeStore, match="of 1 blobs that this database knows, none is stored here"):
+        await collect(place.world.database, other)
+    assert (
+        await place.world.raw.fetchval("select sha256 from rara.blob where marked_at is null")
+        == digest.sha256
+    )
 
 
 # ---------------------------------------------------------------- removals without an answer

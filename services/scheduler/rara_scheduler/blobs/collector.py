@@ -16,7 +16,7 @@ from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.blobs.port import BlobStore, RemovalUnknown, StoredBlob
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.store.blobs import BlobRows
-from rara_scheduler.store.garbage import Claim, GarbageRows
+from rara_scheduler.store.garbage import Claim, GarbageRows, Looked
 
 log = structlog.get_logger(__name__)
 
@@ -26,17 +26,15 @@ BEGIN_S: Final = (
     25.0  # after its claim a removal may begin so long: for two looks at an object, of 10 s at most
 )
 _GIVE_UP: Final = 10  # claims in a row of which nothing could be removed: the store is away
-_ENOUGH_TO_JUDGE: Final = 20  # stored blobs: from here on, mostly unknown ones mean another database's store
+_SAMPLE: Final = 20  # rows whose bytes are looked for where the store seems to have none of ours
 _ERRORS_KEPT: Final = 20
 
 
 class StrangeStore(Exception):
-    """Most of the stored bytes are unknown to this database: perhaps they are another one's."""
+    """Most of what is stored is unknown to this database, or nothing that it knows is stored: another one's store."""
 
-    def __init__(self, known: int, unknown: int) -> None:
-        super().__init__(
-            f"of {known + unknown} stored blobs, this database knows {known}: is it the one that this store is for?"
-        )
+    def __init__(self, found: str) -> None:
+        super().__init__(f"{found}: is it the one that this store is for?")
 
 
 @dataclass(slots=True)
@@ -157,10 +155,26 @@ class Collector:
                 known += len(page) - len(strange)
                 if self._policy.is_dry:
                     self.collected.orphans.add(self._old(page, strange))
-        if unknown > known and known + unknown >= _ENOUGH_TO_JUDGE and not self._policy.any_store:
-            raise StrangeStore(known, unknown)
+        if not self._policy.any_store:
+            if unknown > known:
+                raise StrangeStore(f"of {known + unknown} stored blobs, this database knows {known}")
+            if not known and (lost := await self._lost()):
+                raise StrangeStore(f"of {lost} blobs that this database knows, none is stored here")
         if unknown and not self._policy.is_dry:
             await self._adopt_orphans()
+
+    async def _lost(self) -> int:
+        """How many of a few blobs that count have no bytes here; 0 as soon as one has."""
+        rows = {row.digest for row in await self._sample()}
+        for digest in rows:
+            if await self._store.size(digest.sha256) is not None:
+                return 0
+        # Another collection may have removed them meanwhile, rows and all.
+        return len(rows & {row.digest for row in await self._sample()})
+
+    async def _sample(self) -> list[Looked]:
+        page = await self._garbage.page("", limit=_PAGE, unused_s=self._policy.unused_s)
+        return [row for row in page if row.digest.size_bytes and not row.is_marked][:_SAMPLE]
 
     async def _adopt_orphans(self) -> None:
         async with aclosing(self._store.stored()) as pages:
