@@ -3892,7 +3892,8 @@ type QueryLineageResponse struct {
 	Edges []*LineageEdge `protobuf:"bytes,1,rep,name=edges,proto3" json:"edges,omitempty"`
 	// Empty: that was the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// On the last page: there is more, but a call looks at no more than 20,000 edges. Ask for less depth, or from nearer.
+	// On the last page: there is more, but a call looks at no more than 20,000 edges, and at 200,000 origins that they
+	// name. Ask for less depth, or from nearer.
 	Truncated bool `protobuf:"varint,3,opt,name=truncated,proto3" json:"truncated,omitempty"`
 	// The artifact that the query began with; its size is 0 where nothing made or used it. Absent: a step or run.
 	Artifact      *Digest `protobuf:"bytes,4,opt,name=artifact,proto3" json:"artifact,omitempty"`

@@ -2125,7 +2125,9 @@ class QueryLineageResponse(_message.Message):
     next_page_token: _builtins.str
     """Empty: that was the last page."""
     truncated: _builtins.bool
-    """On the last page: there is more, but a call looks at no more than 20,000 edges. Ask for less depth, or from nearer."""
+    """On the last page: there is more, but a call looks at no more than 20,000 edges, and at 200,000 origins that they
+    name. Ask for less depth, or from nearer.
+    """
     @_builtins.property
     def edges(self) -> _containers.RepeatedCompositeFieldContainer[Global___LineageEdge]:
         """One page."""
