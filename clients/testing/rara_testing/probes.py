@@ -35,7 +35,7 @@ async def fail(job: Job) -> None:
     """Fails with `code`, `message` and `retryable`, which may be absent.
 
     bytes: the message as hexadecimal bytes. length: of a message of letters x.
-    secret: the message, a progress text and the checkpoint hold the secret `probe`, URL-encoded as well.
+    secret: the message and a progress text hold the secret `probe`, URL-encoded as well.
     """
     given = job.input
     message = given.get("message", "as asked") + "x" * given.get("length", 0)
@@ -44,7 +44,7 @@ async def fail(job: Job) -> None:
     if given.get("secret"):
         value = job.secrets["probe"]
         message = f"cannot reach https://user:{value}@host/?key={quote(value, safe='')}"
-        await job.progress(0.5, f"with {value}", checkpoint={"key": value})
+        await job.progress(0.5, f"with {value}", checkpoint={"at": "page 2"})
         job.log.info("probe", secret=value)
     kinds = {True: Retryable, False: Terminal}
     if given.get("retryable") is None:
