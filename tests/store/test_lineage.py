@@ -356,8 +356,12 @@ async def test_a_walk_looks_at_so_many_origins_and_says_when_there_are_more(worl
         assert (len(up.edges), up.truncated) == (1 + 4 + 4 + (2 if known else 0), limit < 8)
 
 
-async def test_outputs_of_thousands_of_origins_cost_little_memory(world: LineageWorld) -> None:
+async def test_outputs_of_thousands_of_origins_cost_little_memory(
+    world: LineageWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """300 outputs of 2,000 origins each are 600,000 digests: some 70 MB where they are all held."""
+    monkeypatch.setattr(module, "STATEMENT_TIMEOUT_S", 60.0)  # tracing each allocation takes its time
+    monkeypatch.setattr(module, "WALK_TIMEOUT_S", 120.0)
     plant = world.planted
     run = await plant.run()
     step = await plant.step(run, "wide", uses=["in"])
