@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 from rara_client import Client
-from support.compose import ComposeProject, Container, docker, project
+from support.compose import TAG, ComposeProject, Container, docker, project
 from support.stopping import STEPS, Kept, counts, ended_run, lines, started_run, steps_of, until
 
 pytestmark = [pytest.mark.needs("containers"), pytest.mark.soak]
 
 LEASE_S = 15.0
-IMAGE = "rara-scheduler:test"
+IMAGE = f"rara-scheduler:{TAG}"
 # A lease that runs out, a sweep, a backoff, and what a busy machine adds.
 TAKEN_OVER_S = 60.0
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import uuid
+import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "docker-compose.yml"
 OPERATIONS = Path(__file__).with_name("container_operations.py")
+# Another checkout may be at it on the same engine.
+TAG = f"test-{zlib.crc32(str(COMPOSE_FILE).encode()):08x}"
 TIMEOUT_S = 900.0  # a first build downloads bases and packages
 HEALTHY_S = 60.0
 
@@ -37,7 +40,7 @@ class Container:
 
 
 class ComposeProject:
-    """Images have the tag `test` and ports are free ones, so that a system that is up stays as it is."""
+    """Images have a tag of this checkout's tests and ports are free ones, so that a system that is up stays as it is."""
 
     def __init__(self, folder: Path, overrides: Mapping[str, Any]) -> None:
         self.name = f"rara-test-{uuid.uuid4().hex[:8]}"
@@ -100,7 +103,7 @@ async def docker(*arguments: str) -> str:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT if arguments[0] == "logs" else asyncio.subprocess.PIPE,
-        env={**os.environ, "RARA_TAG": "test", "RARA_PORTS": ""},
+        env={**os.environ, "RARA_TAG": TAG, "RARA_PORTS": ""},
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
