@@ -40,7 +40,7 @@ class Container:
 
 
 class ComposeProject:
-    """Images have a tag of this checkout's tests and ports are free ones, so that a system that is up stays as it is."""
+    """Images have a tag of this checkout's tests and ports are free, so that a system that is up stays as it is."""
 
     def __init__(self, folder: Path, overrides: Mapping[str, Any]) -> None:
         self.name = f"rara-test-{uuid.uuid4().hex[:8]}"
