@@ -125,8 +125,9 @@ async def test_a_restart_of_postgresql_costs_a_pause_and_nothing_else(tmp_path: 
         assert [service.process.pid for service in stack.services if service.is_up] == pids
         assert not stack.crashes
         assert verdict.is_clean, verdict
-        assert verdict.runs == len(runs.confirmed)  # what was not confirmed was not stored either
-        assert verdict.effects == verdict.steps == 50 + len(runs.confirmed) - 1
+        # A start whose answer was lost with its connection may have been stored.
+        assert 0 <= verdict.runs - len(runs.confirmed) <= runs.refused
+        assert verdict.effects == verdict.steps == 50 + verdict.runs - 1
         assert verdict.effects_repeated == 0
         assert seen == [True, False] * 2 + [True]
         assert runs.refused > 0
