@@ -252,6 +252,8 @@ async def asks(address: str, security: Security) -> str:
             code = await call.code()
             # An empty Execute is refused for what it lacks, once its caller was let in.
             statuses.add("OK" if code is grpc.StatusCode.INVALID_ARGUMENT else code.name)
+        if "UNAVAILABLE" in statuses:
+            statuses.discard("CANCELLED")  # how gRPC ends a stream whose first write meets a refused connection
         assert len(statuses) == 1, statuses
         return statuses.pop()
 
