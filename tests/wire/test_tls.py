@@ -253,7 +253,8 @@ async def asks(address: str, security: Security) -> str:
             # An empty Execute is refused for what it lacks, once its caller was let in.
             statuses.add("OK" if code is grpc.StatusCode.INVALID_ARGUMENT else code.name)
         if "UNAVAILABLE" in statuses:
-            statuses.discard("CANCELLED")  # how gRPC ends a stream whose first write meets a refused connection
+            # How gRPC ends a stream whose first write meets a refused connection.
+            statuses.discard("CANCELLED")
         assert len(statuses) == 1, statuses
         return statuses.pop()
 
