@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from datetime import date
 
 import pytest
 from hypothesis import given
@@ -25,27 +24,9 @@ from rara_scheduler.domain.attempt import (
 from rara_scheduler.domain.errors import Code, StepError
 from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.domain.step import StepState
+from support.lease_facts import LEASED
 from support.store_world import accepted, cancelled, ending, failed, progress, running, succeeded
 
-LEASED = LeaseFacts(
-    step_run_id="step",
-    workflow_run_id="run",
-    lease_token=7,
-    attempt=2,
-    failures=1,
-    free_endings=2,
-    executor_id="executor",
-    granted_on=date(2026, 1, 1),
-    accepted=False,
-    started=False,
-    last_sequence=0,
-    gaps=0,
-    cancel_reason=None,
-    expired=False,
-    accept_overdue=False,
-    step_name="a",
-    idempotency_key="run/a",
-)
 RUNNING = dataclasses.replace(LEASED, accepted=True, started=True, last_sequence=2)
 BLOB = ArtifactFacts("model", "ab" * 32, 100, "application/octet-stream", "model")
 

@@ -1,36 +1,17 @@
 """What a handler keeps for its next attempt comes back as it was, or the step fails: it is never redacted."""
 
 import json
-from datetime import date
 
 import pytest
 from rara.v1 import job_pb2
-from rara_scheduler.domain.attempt import LeaseFacts, Refusal, Report, decide
+from rara_scheduler.domain.attempt import Refusal, Report, decide
 from rara_scheduler.domain.errors import FINAL, Code
 from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.domain.secrets import find_value
 from rara_scheduler.transport.events import PayloadLimits, read_event
+from support.lease_facts import LEASED
 from support.planted_secrets import SAMPLES
 
-LEASE = LeaseFacts(
-    step_run_id="step",
-    workflow_run_id="run",
-    lease_token=7,
-    attempt=2,
-    failures=1,
-    free_endings=2,
-    executor_id="executor",
-    granted_on=date(2026, 1, 1),
-    accepted=False,
-    started=False,
-    last_sequence=0,
-    gaps=0,
-    cancel_reason=None,
-    expired=False,
-    accept_overdue=False,
-    step_name="a",
-    idempotency_key="run/a",
-)
 LIMITS = PayloadLimits(1 << 20, 16 << 10)
 
 
@@ -56,7 +37,7 @@ def test_a_raw_secret_is_refused_by_its_path_or_kept_as_it_is(what: str, allows:
     report = read_event(event(what, value), LIMITS)
     assert isinstance(report, Report)
     decision = decide(
-        LEASE, [report], RetryPolicy(), known=frozenset(), blobs={}, jitter=0.5, allows_secrets=allows
+        LEASED, [report], RetryPolicy(), known=frozenset(), blobs={}, jitter=0.5, allows_secrets=allows
     )
     if allows:
         assert json.loads(kept_of(decision.stored[0])) == value
