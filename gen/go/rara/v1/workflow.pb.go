@@ -652,7 +652,7 @@ func (x *StepDefinition) GetCancelGrace() *durationpb.Duration {
 	return nil
 }
 
-// A workflow, immutable once registered. 16 to 19 are kept for pausing.
+// A workflow, immutable once registered. 17 to 19 are kept for pausing.
 type Definition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name: lower case, digits, dashes.
@@ -670,7 +670,9 @@ type Definition struct {
 	// For people and filters. Not used for dispatch.
 	Labels map[string]string `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Set by the scheduler.
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// Steps of its runs, of any version, are not leased. Set by the scheduler. Absent: it is not paused.
+	Pause         *Pause `protobuf:"bytes,16,opt,name=pause,proto3" json:"pause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -757,6 +759,13 @@ func (x *Definition) GetLabels() map[string]string {
 func (x *Definition) GetCreatedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Definition) GetPause() *Pause {
+	if x != nil {
+		return x.Pause
 	}
 	return nil
 }
@@ -3412,7 +3421,8 @@ func (x *ExplainStepResponse) GetObstacles() []*Obstacle {
 // One thing that keeps a step from running or ending.
 type Obstacle struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// UPSTREAM_PENDING, BACKOFF, NO_CAPABLE_EXECUTOR, NO_FREE_CREDIT, NOT_ACCEPTED, NO_PROGRESS or CANCEL_UNCONFIRMED.
+	// PAUSED, UPSTREAM_PENDING, BACKOFF, NO_CAPABLE_EXECUTOR, NO_FREE_CREDIT, NOT_ACCEPTED, NO_PROGRESS or
+	// CANCEL_UNCONFIRMED.
 	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	// For people.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
@@ -3423,7 +3433,9 @@ type Obstacle struct {
 	// Executors that come closest; at most 10.
 	NearMisses []*NearMiss `protobuf:"bytes,5,rep,name=near_misses,json=nearMisses,proto3" json:"near_misses,omitempty"`
 	// Steps before it in the same queue, counted up to 10,000.
-	Ahead         int64 `protobuf:"varint,6,opt,name=ahead,proto3" json:"ahead,omitempty"`
+	Ahead int64 `protobuf:"varint,6,opt,name=ahead,proto3" json:"ahead,omitempty"`
+	// What is paused, by whom and why. Absent: the code is not PAUSED.
+	Pause         *Pause `protobuf:"bytes,7,opt,name=pause,proto3" json:"pause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3498,6 +3510,13 @@ func (x *Obstacle) GetAhead() int64 {
 		return x.Ahead
 	}
 	return 0
+}
+
+func (x *Obstacle) GetPause() *Pause {
+	if x != nil {
+		return x.Pause
+	}
+	return nil
 }
 
 // An executor that could almost run a step.
@@ -4333,6 +4352,1298 @@ func (x *DrainExecutorResponse) GetExecutor() *Executor {
 	return nil
 }
 
+// A kind or a definition of which nothing is leased.
+type Pause struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is paused.
+	//
+	// Types that are valid to be assigned to Target:
+	//
+	//	*Pause_Kind
+	//	*Pause_Definition
+	Target isPause_Target `protobuf_oneof:"target"`
+	// Why, for people. Empty: not said.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The name of the token with which it was paused. Empty: the scheduler asks nobody for a token.
+	PausedBy string `protobuf:"bytes,4,opt,name=paused_by,json=pausedBy,proto3" json:"paused_by,omitempty"`
+	// Since when.
+	PausedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=paused_at,json=pausedAt,proto3" json:"paused_at,omitempty"`
+	// Steps that could be leased but for it, counted up to 100,000. Of a kind, those that its definition's pause holds
+	// count there. Answers to Pause and Resume, definitions and obstacles leave it out.
+	StepsHeld int64 `protobuf:"varint,6,opt,name=steps_held,json=stepsHeld,proto3" json:"steps_held,omitempty"`
+	// Steps that are leased or run, and go on. Left out as above.
+	StepsInFlight int64 `protobuf:"varint,7,opt,name=steps_in_flight,json=stepsInFlight,proto3" json:"steps_in_flight,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pause) Reset() {
+	*x = Pause{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pause) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pause) ProtoMessage() {}
+
+func (x *Pause) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pause.ProtoReflect.Descriptor instead.
+func (*Pause) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *Pause) GetTarget() isPause_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *Pause) GetKind() string {
+	if x != nil {
+		if x, ok := x.Target.(*Pause_Kind); ok {
+			return x.Kind
+		}
+	}
+	return ""
+}
+
+func (x *Pause) GetDefinition() string {
+	if x != nil {
+		if x, ok := x.Target.(*Pause_Definition); ok {
+			return x.Definition
+		}
+	}
+	return ""
+}
+
+func (x *Pause) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Pause) GetPausedBy() string {
+	if x != nil {
+		return x.PausedBy
+	}
+	return ""
+}
+
+func (x *Pause) GetPausedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PausedAt
+	}
+	return nil
+}
+
+func (x *Pause) GetStepsHeld() int64 {
+	if x != nil {
+		return x.StepsHeld
+	}
+	return 0
+}
+
+func (x *Pause) GetStepsInFlight() int64 {
+	if x != nil {
+		return x.StepsInFlight
+	}
+	return 0
+}
+
+type isPause_Target interface {
+	isPause_Target()
+}
+
+type Pause_Kind struct {
+	// The steps of this kind, of whichever definition.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3,oneof"`
+}
+
+type Pause_Definition struct {
+	// The steps of this definition's runs, of all its versions.
+	Definition string `protobuf:"bytes,2,opt,name=definition,proto3,oneof"`
+}
+
+func (*Pause_Kind) isPause_Target() {}
+
+func (*Pause_Definition) isPause_Target() {}
+
+// From an operator.
+type PauseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What to pause, by its whole name.
+	//
+	// Types that are valid to be assigned to Target:
+	//
+	//	*PauseRequest_Kind
+	//	*PauseRequest_Definition
+	Target isPauseRequest_Target `protobuf_oneof:"target"`
+	// Why, for people; at most 500 characters. Empty: not said.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Take a name that is not known yet, too.
+	AllowUnknown  bool `protobuf:"varint,4,opt,name=allow_unknown,json=allowUnknown,proto3" json:"allow_unknown,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseRequest) Reset() {
+	*x = PauseRequest{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseRequest) ProtoMessage() {}
+
+func (x *PauseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
+func (*PauseRequest) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *PauseRequest) GetTarget() isPauseRequest_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *PauseRequest) GetKind() string {
+	if x != nil {
+		if x, ok := x.Target.(*PauseRequest_Kind); ok {
+			return x.Kind
+		}
+	}
+	return ""
+}
+
+func (x *PauseRequest) GetDefinition() string {
+	if x != nil {
+		if x, ok := x.Target.(*PauseRequest_Definition); ok {
+			return x.Definition
+		}
+	}
+	return ""
+}
+
+func (x *PauseRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PauseRequest) GetAllowUnknown() bool {
+	if x != nil {
+		return x.AllowUnknown
+	}
+	return false
+}
+
+type isPauseRequest_Target interface {
+	isPauseRequest_Target()
+}
+
+type PauseRequest_Kind struct {
+	// A kind that a registered definition uses, else KIND_NOT_FOUND.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3,oneof"`
+}
+
+type PauseRequest_Definition struct {
+	// A registered one, else DEFINITION_NOT_FOUND.
+	Definition string `protobuf:"bytes,2,opt,name=definition,proto3,oneof"`
+}
+
+func (*PauseRequest_Kind) isPauseRequest_Target() {}
+
+func (*PauseRequest_Definition) isPauseRequest_Target() {}
+
+// From the scheduler.
+type PauseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As stored. The scheduler that answers leases nothing of it any more; others within a second or two.
+	Pause *Pause `protobuf:"bytes,1,opt,name=pause,proto3" json:"pause,omitempty"`
+	// It was paused before, and has kept its first reason.
+	AlreadyPaused bool `protobuf:"varint,2,opt,name=already_paused,json=alreadyPaused,proto3" json:"already_paused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseResponse) Reset() {
+	*x = PauseResponse{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseResponse) ProtoMessage() {}
+
+func (x *PauseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
+func (*PauseResponse) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *PauseResponse) GetPause() *Pause {
+	if x != nil {
+		return x.Pause
+	}
+	return nil
+}
+
+func (x *PauseResponse) GetAlreadyPaused() bool {
+	if x != nil {
+		return x.AlreadyPaused
+	}
+	return false
+}
+
+// From an operator.
+type ResumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What to resume, by its whole name.
+	//
+	// Types that are valid to be assigned to Target:
+	//
+	//	*ResumeRequest_Kind
+	//	*ResumeRequest_Definition
+	Target        isResumeRequest_Target `protobuf_oneof:"target"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeRequest) Reset() {
+	*x = ResumeRequest{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeRequest) ProtoMessage() {}
+
+func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
+func (*ResumeRequest) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ResumeRequest) GetTarget() isResumeRequest_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *ResumeRequest) GetKind() string {
+	if x != nil {
+		if x, ok := x.Target.(*ResumeRequest_Kind); ok {
+			return x.Kind
+		}
+	}
+	return ""
+}
+
+func (x *ResumeRequest) GetDefinition() string {
+	if x != nil {
+		if x, ok := x.Target.(*ResumeRequest_Definition); ok {
+			return x.Definition
+		}
+	}
+	return ""
+}
+
+type isResumeRequest_Target interface {
+	isResumeRequest_Target()
+}
+
+type ResumeRequest_Kind struct {
+	// One that is paused or that a registered definition uses, else KIND_NOT_FOUND.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3,oneof"`
+}
+
+type ResumeRequest_Definition struct {
+	// One that is paused or registered, else DEFINITION_NOT_FOUND.
+	Definition string `protobuf:"bytes,2,opt,name=definition,proto3,oneof"`
+}
+
+func (*ResumeRequest_Kind) isResumeRequest_Target() {}
+
+func (*ResumeRequest_Definition) isResumeRequest_Target() {}
+
+// From the scheduler.
+type ResumeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What has ended. Absent: it was not paused.
+	Pause         *Pause `protobuf:"bytes,1,opt,name=pause,proto3" json:"pause,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeResponse) Reset() {
+	*x = ResumeResponse{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeResponse) ProtoMessage() {}
+
+func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
+func (*ResumeResponse) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ResumeResponse) GetPause() *Pause {
+	if x != nil {
+		return x.Pause
+	}
+	return nil
+}
+
+// From a client.
+type ListPausesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPausesRequest) Reset() {
+	*x = ListPausesRequest{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPausesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPausesRequest) ProtoMessage() {}
+
+func (x *ListPausesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPausesRequest.ProtoReflect.Descriptor instead.
+func (*ListPausesRequest) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{55}
+}
+
+// From the scheduler.
+type ListPausesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All of them, at most 1000, the newest first.
+	Pauses        []*Pause `protobuf:"bytes,1,rep,name=pauses,proto3" json:"pauses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPausesResponse) Reset() {
+	*x = ListPausesResponse{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPausesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPausesResponse) ProtoMessage() {}
+
+func (x *ListPausesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPausesResponse.ProtoReflect.Descriptor instead.
+func (*ListPausesResponse) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ListPausesResponse) GetPauses() []*Pause {
+	if x != nil {
+		return x.Pauses
+	}
+	return nil
+}
+
+// Which runs are meant. All that is set must hold.
+type RunFilter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Runs of this one. Empty: of any.
+	Definition string `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
+	// Runs of this version; needs `definition`. 0: of any.
+	DefinitionVersion int32 `protobuf:"varint,2,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
+	// In one of these. Empty: in any that the call can act on.
+	States []WorkflowRunState `protobuf:"varint,3,rep,packed,name=states,proto3,enum=rara.v1.WorkflowRunState" json:"states,omitempty"`
+	// With one of these codes as the reason of the step that made the run fail, or of its cancel; at most 20. Empty: any.
+	Reasons []string `protobuf:"bytes,4,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	// The kind of the step that made the run fail. Empty: any.
+	Kind string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
+	// With all of these. Empty: any.
+	Labels map[string]string `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Created then or later. Absent: no bound.
+	CreatedFrom *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created_from,json=createdFrom,proto3" json:"created_from,omitempty"`
+	// Created before. Absent: no bound.
+	CreatedBefore *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_before,json=createdBefore,proto3" json:"created_before,omitempty"`
+	// Ended then or later. Absent: no bound.
+	EndedFrom *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=ended_from,json=endedFrom,proto3" json:"ended_from,omitempty"`
+	// Ended before. Absent: no bound.
+	EndedBefore   *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ended_before,json=endedBefore,proto3" json:"ended_before,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunFilter) Reset() {
+	*x = RunFilter{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunFilter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunFilter) ProtoMessage() {}
+
+func (x *RunFilter) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunFilter.ProtoReflect.Descriptor instead.
+func (*RunFilter) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *RunFilter) GetDefinition() string {
+	if x != nil {
+		return x.Definition
+	}
+	return ""
+}
+
+func (x *RunFilter) GetDefinitionVersion() int32 {
+	if x != nil {
+		return x.DefinitionVersion
+	}
+	return 0
+}
+
+func (x *RunFilter) GetStates() []WorkflowRunState {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *RunFilter) GetReasons() []string {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+func (x *RunFilter) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *RunFilter) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *RunFilter) GetCreatedFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedFrom
+	}
+	return nil
+}
+
+func (x *RunFilter) GetCreatedBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedBefore
+	}
+	return nil
+}
+
+func (x *RunFilter) GetEndedFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedFrom
+	}
+	return nil
+}
+
+func (x *RunFilter) GetEndedBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedBefore
+	}
+	return nil
+}
+
+// How one run or step of a filter fared.
+type BulkOutcome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The run, or the step.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The run that a retry started, or had started before. Empty: none.
+	NewWorkflowRunId string `protobuf:"bytes,2,opt,name=new_workflow_run_id,json=newWorkflowRunId,proto3" json:"new_workflow_run_id,omitempty"`
+	// Why nothing was done: a code. Empty: it was done.
+	Code          string `protobuf:"bytes,3,opt,name=code,proto3" json:"code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BulkOutcome) Reset() {
+	*x = BulkOutcome{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BulkOutcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BulkOutcome) ProtoMessage() {}
+
+func (x *BulkOutcome) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BulkOutcome.ProtoReflect.Descriptor instead.
+func (*BulkOutcome) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *BulkOutcome) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *BulkOutcome) GetNewWorkflowRunId() string {
+	if x != nil {
+		return x.NewWorkflowRunId
+	}
+	return ""
+}
+
+func (x *BulkOutcome) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+// From an operator. Without as_of: a preview, which changes nothing.
+type RetryRunsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Failed or cancelled runs that were never retried. A retry that failed is a run of its own.
+	Filter *RunFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	// From the preview: runs that ended later are left out. With it the retries are started.
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// Most runs to retry in this call. 0: 100. More than 1000 is taken as 1000.
+	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the call before, with the same filter and as_of. Empty: from the first.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryRunsRequest) Reset() {
+	*x = RetryRunsRequest{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryRunsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryRunsRequest) ProtoMessage() {}
+
+func (x *RetryRunsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryRunsRequest.ProtoReflect.Descriptor instead.
+func (*RetryRunsRequest) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *RetryRunsRequest) GetFilter() *RunFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *RetryRunsRequest) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *RetryRunsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *RetryRunsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// From the scheduler.
+type RetryRunsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A preview: how many there are.
+	Count int64 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// A preview: there are more, which were not counted: it looks at no more than 100,000 runs.
+	More bool `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	// A preview: up to 10 of them, those that ended first. Without payloads.
+	Sample []*WorkflowRun `protobuf:"bytes,3,rep,name=sample,proto3" json:"sample,omitempty"`
+	// A preview: the instant to call with.
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// What became of each run of this call.
+	Outcomes []*BulkOutcome `protobuf:"bytes,5,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// Empty: that was all. May come with no outcome at all: a call looks at a bounded number of runs.
+	NextPageToken string `protobuf:"bytes,6,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryRunsResponse) Reset() {
+	*x = RetryRunsResponse{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryRunsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryRunsResponse) ProtoMessage() {}
+
+func (x *RetryRunsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryRunsResponse.ProtoReflect.Descriptor instead.
+func (*RetryRunsResponse) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *RetryRunsResponse) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *RetryRunsResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *RetryRunsResponse) GetSample() []*WorkflowRun {
+	if x != nil {
+		return x.Sample
+	}
+	return nil
+}
+
+func (x *RetryRunsResponse) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *RetryRunsResponse) GetOutcomes() []*BulkOutcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+func (x *RetryRunsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// From an operator. Without as_of: a preview, which changes nothing.
+type CancelRunsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Runs that have not ended.
+	Filter *RunFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	// From the preview: runs that were created later are left out. With it the cancels are asked for.
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// As in RetryRunsRequest.
+	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// As in RetryRunsRequest.
+	PageToken string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// As in CancelRunRequest.
+	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	// As in CancelRunRequest.
+	Grace         *durationpb.Duration `protobuf:"bytes,6,opt,name=grace,proto3" json:"grace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelRunsRequest) Reset() {
+	*x = CancelRunsRequest{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelRunsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelRunsRequest) ProtoMessage() {}
+
+func (x *CancelRunsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelRunsRequest.ProtoReflect.Descriptor instead.
+func (*CancelRunsRequest) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *CancelRunsRequest) GetFilter() *RunFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *CancelRunsRequest) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *CancelRunsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *CancelRunsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *CancelRunsRequest) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *CancelRunsRequest) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
+}
+
+// From the scheduler. The fields as in RetryRunsResponse.
+type CancelRunsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A preview: how many there are.
+	Count int64 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// A preview: there are more, which were not counted.
+	More bool `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	// A preview: up to 10 of them, those that were created first.
+	Sample []*WorkflowRun `protobuf:"bytes,3,rep,name=sample,proto3" json:"sample,omitempty"`
+	// A preview: the instant to call with.
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// What became of each run of this call.
+	Outcomes []*BulkOutcome `protobuf:"bytes,5,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// Empty: that was all.
+	NextPageToken string `protobuf:"bytes,6,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelRunsResponse) Reset() {
+	*x = CancelRunsResponse{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelRunsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelRunsResponse) ProtoMessage() {}
+
+func (x *CancelRunsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelRunsResponse.ProtoReflect.Descriptor instead.
+func (*CancelRunsResponse) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *CancelRunsResponse) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *CancelRunsResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *CancelRunsResponse) GetSample() []*WorkflowRun {
+	if x != nil {
+		return x.Sample
+	}
+	return nil
+}
+
+func (x *CancelRunsResponse) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *CancelRunsResponse) GetOutcomes() []*BulkOutcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+func (x *CancelRunsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// Which waiting steps are meant. All that is set must hold.
+type WaitingStepFilter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of runs of this one. Empty: of any.
+	Definition string `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
+	// Of runs of this version; needs `definition`. 0: of any.
+	DefinitionVersion int32 `protobuf:"varint,2,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
+	// Of this kind. Empty: of any.
+	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Whose last attempt ended with one of these codes; at most 20. Empty: any.
+	Reasons []string `protobuf:"bytes,4,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	// Of runs with all of these labels. Empty: any.
+	Labels        map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitingStepFilter) Reset() {
+	*x = WaitingStepFilter{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitingStepFilter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitingStepFilter) ProtoMessage() {}
+
+func (x *WaitingStepFilter) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitingStepFilter.ProtoReflect.Descriptor instead.
+func (*WaitingStepFilter) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *WaitingStepFilter) GetDefinition() string {
+	if x != nil {
+		return x.Definition
+	}
+	return ""
+}
+
+func (x *WaitingStepFilter) GetDefinitionVersion() int32 {
+	if x != nil {
+		return x.DefinitionVersion
+	}
+	return 0
+}
+
+func (x *WaitingStepFilter) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *WaitingStepFilter) GetReasons() []string {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+func (x *WaitingStepFilter) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+// From an operator. Without as_of: a preview, which changes nothing.
+type RequeueStepsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Steps in retryable_failed that wait for their next attempt.
+	Filter *WaitingStepFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	// From the preview: steps whose last attempt ended later are left out. With it their wait ends.
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// As in RetryRunsRequest.
+	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// As in RetryRunsRequest.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequeueStepsRequest) Reset() {
+	*x = RequeueStepsRequest{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequeueStepsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequeueStepsRequest) ProtoMessage() {}
+
+func (x *RequeueStepsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequeueStepsRequest.ProtoReflect.Descriptor instead.
+func (*RequeueStepsRequest) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *RequeueStepsRequest) GetFilter() *WaitingStepFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *RequeueStepsRequest) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *RequeueStepsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *RequeueStepsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// From the scheduler. The fields as in RetryRunsResponse.
+type RequeueStepsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A preview: how many there are.
+	Count int64 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// A preview: there are more, which were not counted.
+	More bool `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	// A preview: up to 10 of them.
+	Sample []*StepRun `protobuf:"bytes,3,rep,name=sample,proto3" json:"sample,omitempty"`
+	// A preview: the instant to call with.
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// What became of each step of this call.
+	Outcomes []*BulkOutcome `protobuf:"bytes,5,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// Empty: that was all.
+	NextPageToken string `protobuf:"bytes,6,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequeueStepsResponse) Reset() {
+	*x = RequeueStepsResponse{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequeueStepsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequeueStepsResponse) ProtoMessage() {}
+
+func (x *RequeueStepsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequeueStepsResponse.ProtoReflect.Descriptor instead.
+func (*RequeueStepsResponse) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *RequeueStepsResponse) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *RequeueStepsResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *RequeueStepsResponse) GetSample() []*StepRun {
+	if x != nil {
+		return x.Sample
+	}
+	return nil
+}
+
+func (x *RequeueStepsResponse) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *RequeueStepsResponse) GetOutcomes() []*BulkOutcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+func (x *RequeueStepsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 var File_rara_v1_workflow_proto protoreflect.FileDescriptor
 
 const file_rara_v1_workflow_proto_rawDesc = "" +
@@ -4372,7 +5683,7 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x12.rara.v1.SecretRefR\x05value:\x028\x01\x1aA\n" +
 	"\x13RequiredLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xba\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x03\n" +
 	"\n" +
 	"Definition\x12\x1e\n" +
 	"\n" +
@@ -4387,7 +5698,8 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"on_failure\x18\x06 \x01(\x0e2\x12.rara.v1.OnFailureR\tonFailure\x127\n" +
 	"\x06labels\x18\a \x03(\v2\x1f.rara.v1.Definition.LabelsEntryR\x06labels\x129\n" +
 	"\n" +
-	"created_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x1a9\n" +
+	"created_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12$\n" +
+	"\x05pause\x18\x10 \x01(\v2\x0e.rara.v1.PauseR\x05pause\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xef\a\n" +
@@ -4609,7 +5921,7 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\vstep_run_id\x18\x01 \x01(\tR\tstepRunId\"s\n" +
 	"\x13ExplainStepResponse\x12+\n" +
 	"\bstep_run\x18\x01 \x01(\v2\x10.rara.v1.StepRunR\astepRun\x12/\n" +
-	"\tobstacles\x18\x02 \x03(\v2\x11.rara.v1.ObstacleR\tobstacles\"\xd6\x01\n" +
+	"\tobstacles\x18\x02 \x03(\v2\x11.rara.v1.ObstacleR\tobstacles\"\xfc\x01\n" +
 	"\bObstacle\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x120\n" +
@@ -4618,7 +5930,8 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"stepRunIds\x122\n" +
 	"\vnear_misses\x18\x05 \x03(\v2\x11.rara.v1.NearMissR\n" +
 	"nearMisses\x12\x14\n" +
-	"\x05ahead\x18\x06 \x01(\x03R\x05ahead\"f\n" +
+	"\x05ahead\x18\x06 \x01(\x03R\x05ahead\x12$\n" +
+	"\x05pause\x18\a \x01(\v2\x0e.rara.v1.PauseR\x05pause\"f\n" +
 	"\bNearMiss\x12\x1f\n" +
 	"\vexecutor_id\x18\x01 \x01(\tR\n" +
 	"executorId\x12#\n" +
@@ -4692,7 +6005,115 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"executorId\x12>\n" +
 	"\rfinish_within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\ffinishWithin\"F\n" +
 	"\x15DrainExecutorResponse\x12-\n" +
-	"\bexecutor\x18\x01 \x01(\v2\x11.rara.v1.ExecutorR\bexecutor*Z\n" +
+	"\bexecutor\x18\x01 \x01(\v2\x11.rara.v1.ExecutorR\bexecutor\"\xfe\x01\n" +
+	"\x05Pause\x12\x14\n" +
+	"\x04kind\x18\x01 \x01(\tH\x00R\x04kind\x12 \n" +
+	"\n" +
+	"definition\x18\x02 \x01(\tH\x00R\n" +
+	"definition\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1b\n" +
+	"\tpaused_by\x18\x04 \x01(\tR\bpausedBy\x127\n" +
+	"\tpaused_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bpausedAt\x12\x1d\n" +
+	"\n" +
+	"steps_held\x18\x06 \x01(\x03R\tstepsHeld\x12&\n" +
+	"\x0fsteps_in_flight\x18\a \x01(\x03R\rstepsInFlightB\b\n" +
+	"\x06target\"\x8d\x01\n" +
+	"\fPauseRequest\x12\x14\n" +
+	"\x04kind\x18\x01 \x01(\tH\x00R\x04kind\x12 \n" +
+	"\n" +
+	"definition\x18\x02 \x01(\tH\x00R\n" +
+	"definition\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12#\n" +
+	"\rallow_unknown\x18\x04 \x01(\bR\fallowUnknownB\b\n" +
+	"\x06target\"\\\n" +
+	"\rPauseResponse\x12$\n" +
+	"\x05pause\x18\x01 \x01(\v2\x0e.rara.v1.PauseR\x05pause\x12%\n" +
+	"\x0ealready_paused\x18\x02 \x01(\bR\ralreadyPaused\"Q\n" +
+	"\rResumeRequest\x12\x14\n" +
+	"\x04kind\x18\x01 \x01(\tH\x00R\x04kind\x12 \n" +
+	"\n" +
+	"definition\x18\x02 \x01(\tH\x00R\n" +
+	"definitionB\b\n" +
+	"\x06target\"6\n" +
+	"\x0eResumeResponse\x12$\n" +
+	"\x05pause\x18\x01 \x01(\v2\x0e.rara.v1.PauseR\x05pause\"\x13\n" +
+	"\x11ListPausesRequest\"<\n" +
+	"\x12ListPausesResponse\x12&\n" +
+	"\x06pauses\x18\x01 \x03(\v2\x0e.rara.v1.PauseR\x06pauses\"\xaa\x04\n" +
+	"\tRunFilter\x12\x1e\n" +
+	"\n" +
+	"definition\x18\x01 \x01(\tR\n" +
+	"definition\x12-\n" +
+	"\x12definition_version\x18\x02 \x01(\x05R\x11definitionVersion\x121\n" +
+	"\x06states\x18\x03 \x03(\x0e2\x19.rara.v1.WorkflowRunStateR\x06states\x12\x18\n" +
+	"\areasons\x18\x04 \x03(\tR\areasons\x12\x12\n" +
+	"\x04kind\x18\x05 \x01(\tR\x04kind\x126\n" +
+	"\x06labels\x18\x06 \x03(\v2\x1e.rara.v1.RunFilter.LabelsEntryR\x06labels\x12=\n" +
+	"\fcreated_from\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\vcreatedFrom\x12A\n" +
+	"\x0ecreated_before\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\rcreatedBefore\x129\n" +
+	"\n" +
+	"ended_from\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tendedFrom\x12=\n" +
+	"\fended_before\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\vendedBefore\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"`\n" +
+	"\vBulkOutcome\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
+	"\x13new_workflow_run_id\x18\x02 \x01(\tR\x10newWorkflowRunId\x12\x12\n" +
+	"\x04code\x18\x03 \x01(\tR\x04code\"\xab\x01\n" +
+	"\x10RetryRunsRequest\x12*\n" +
+	"\x06filter\x18\x01 \x01(\v2\x12.rara.v1.RunFilterR\x06filter\x12/\n" +
+	"\x05as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"\xf6\x01\n" +
+	"\x11RetryRunsResponse\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\x12,\n" +
+	"\x06sample\x18\x03 \x03(\v2\x14.rara.v1.WorkflowRunR\x06sample\x12/\n" +
+	"\x05as_of\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x120\n" +
+	"\boutcomes\x18\x05 \x03(\v2\x14.rara.v1.BulkOutcomeR\boutcomes\x12&\n" +
+	"\x0fnext_page_token\x18\x06 \x01(\tR\rnextPageToken\"\xf7\x01\n" +
+	"\x11CancelRunsRequest\x12*\n" +
+	"\x06filter\x18\x01 \x01(\v2\x12.rara.v1.RunFilterR\x06filter\x12/\n" +
+	"\x05as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12/\n" +
+	"\x05grace\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\xf7\x01\n" +
+	"\x12CancelRunsResponse\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\x12,\n" +
+	"\x06sample\x18\x03 \x03(\v2\x14.rara.v1.WorkflowRunR\x06sample\x12/\n" +
+	"\x05as_of\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x120\n" +
+	"\boutcomes\x18\x05 \x03(\v2\x14.rara.v1.BulkOutcomeR\boutcomes\x12&\n" +
+	"\x0fnext_page_token\x18\x06 \x01(\tR\rnextPageToken\"\x8b\x02\n" +
+	"\x11WaitingStepFilter\x12\x1e\n" +
+	"\n" +
+	"definition\x18\x01 \x01(\tR\n" +
+	"definition\x12-\n" +
+	"\x12definition_version\x18\x02 \x01(\x05R\x11definitionVersion\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x18\n" +
+	"\areasons\x18\x04 \x03(\tR\areasons\x12>\n" +
+	"\x06labels\x18\x05 \x03(\v2&.rara.v1.WaitingStepFilter.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb6\x01\n" +
+	"\x13RequeueStepsRequest\x122\n" +
+	"\x06filter\x18\x01 \x01(\v2\x1a.rara.v1.WaitingStepFilterR\x06filter\x12/\n" +
+	"\x05as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"\xf5\x01\n" +
+	"\x14RequeueStepsResponse\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\x12(\n" +
+	"\x06sample\x18\x03 \x03(\v2\x10.rara.v1.StepRunR\x06sample\x12/\n" +
+	"\x05as_of\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x120\n" +
+	"\boutcomes\x18\x05 \x03(\v2\x14.rara.v1.BulkOutcomeR\boutcomes\x12&\n" +
+	"\x0fnext_page_token\x18\x06 \x01(\tR\rnextPageToken*Z\n" +
 	"\tOnFailure\x12\x1a\n" +
 	"\x16ON_FAILURE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14ON_FAILURE_FAIL_FAST\x10\x01\x12\x17\n" +
@@ -4723,8 +6144,7 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\x18EXECUTOR_STATE_CONNECTED\x10\x01\x12\x19\n" +
 	"\x15EXECUTOR_STATE_SILENT\x10\x02\x12\x1b\n" +
 	"\x17EXECUTOR_STATE_DRAINING\x10\x03\x12\x17\n" +
-	"\x13EXECUTOR_STATE_LOST\x10\x042\x88\n" +
-	"\n" +
+	"\x13EXECUTOR_STATE_LOST\x10\x042\x9a\r\n" +
 	"\x0fWorkflowService\x12]\n" +
 	"\x12RegisterDefinition\x12\".rara.v1.RegisterDefinitionRequest\x1a#.rara.v1.RegisterDefinitionResponse\x12N\n" +
 	"\rGetDefinition\x12\x1d.rara.v1.GetDefinitionRequest\x1a\x1e.rara.v1.GetDefinitionResponse\x12T\n" +
@@ -4743,7 +6163,15 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\vExplainStep\x12\x1b.rara.v1.ExplainStepRequest\x1a\x1c.rara.v1.ExplainStepResponse\x12K\n" +
 	"\fQueryLineage\x12\x1c.rara.v1.QueryLineageRequest\x1a\x1d.rara.v1.QueryLineageResponse\x12N\n" +
 	"\rListExecutors\x12\x1d.rara.v1.ListExecutorsRequest\x1a\x1e.rara.v1.ListExecutorsResponse\x12N\n" +
-	"\rDrainExecutor\x12\x1d.rara.v1.DrainExecutorRequest\x1a\x1e.rara.v1.DrainExecutorResponseB0Z.github.com/rara-run/rara/gen/go/rara/v1;rarav1b\x06proto3"
+	"\rDrainExecutor\x12\x1d.rara.v1.DrainExecutorRequest\x1a\x1e.rara.v1.DrainExecutorResponse\x126\n" +
+	"\x05Pause\x12\x15.rara.v1.PauseRequest\x1a\x16.rara.v1.PauseResponse\x129\n" +
+	"\x06Resume\x12\x16.rara.v1.ResumeRequest\x1a\x17.rara.v1.ResumeResponse\x12E\n" +
+	"\n" +
+	"ListPauses\x12\x1a.rara.v1.ListPausesRequest\x1a\x1b.rara.v1.ListPausesResponse\x12B\n" +
+	"\tRetryRuns\x12\x19.rara.v1.RetryRunsRequest\x1a\x1a.rara.v1.RetryRunsResponse\x12E\n" +
+	"\n" +
+	"CancelRuns\x12\x1a.rara.v1.CancelRunsRequest\x1a\x1b.rara.v1.CancelRunsResponse\x12K\n" +
+	"\fRequeueSteps\x12\x1c.rara.v1.RequeueStepsRequest\x1a\x1d.rara.v1.RequeueStepsResponseB0Z.github.com/rara-run/rara/gen/go/rara/v1;rarav1b\x06proto3"
 
 var (
 	file_rara_v1_workflow_proto_rawDescOnce sync.Once
@@ -4758,7 +6186,7 @@ func file_rara_v1_workflow_proto_rawDescGZIP() []byte {
 }
 
 var file_rara_v1_workflow_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_rara_v1_workflow_proto_goTypes = []any{
 	(OnFailure)(0),                     // 0: rara.v1.OnFailure
 	(WorkflowRunState)(0),              // 1: rara.v1.WorkflowRunState
@@ -4815,171 +6243,230 @@ var file_rara_v1_workflow_proto_goTypes = []any{
 	(*ListExecutorsResponse)(nil),      // 52: rara.v1.ListExecutorsResponse
 	(*DrainExecutorRequest)(nil),       // 53: rara.v1.DrainExecutorRequest
 	(*DrainExecutorResponse)(nil),      // 54: rara.v1.DrainExecutorResponse
-	nil,                                // 55: rara.v1.StepDefinition.SecretsEntry
-	nil,                                // 56: rara.v1.StepDefinition.RequiredLabelsEntry
-	nil,                                // 57: rara.v1.Definition.LabelsEntry
-	nil,                                // 58: rara.v1.WorkflowRun.StepCountsEntry
-	nil,                                // 59: rara.v1.WorkflowRun.LabelsEntry
-	nil,                                // 60: rara.v1.StartRunRequest.LabelsEntry
-	nil,                                // 61: rara.v1.ListRunsRequest.LabelsEntry
-	nil,                                // 62: rara.v1.Executor.LabelsEntry
-	(*durationpb.Duration)(nil),        // 63: google.protobuf.Duration
-	(*Payload)(nil),                    // 64: rara.v1.Payload
-	(*timestamppb.Timestamp)(nil),      // 65: google.protobuf.Timestamp
-	(*Artifact)(nil),                   // 66: rara.v1.Artifact
-	(*JobError)(nil),                   // 67: rara.v1.JobError
-	(*JobProgress)(nil),                // 68: rara.v1.JobProgress
-	(*ArtifactManifest)(nil),           // 69: rara.v1.ArtifactManifest
-	(*Lease)(nil),                      // 70: rara.v1.Lease
-	(*TraceContext)(nil),               // 71: rara.v1.TraceContext
-	(*ProgressEvent)(nil),              // 72: rara.v1.ProgressEvent
-	(*Digest)(nil),                     // 73: rara.v1.Digest
-	(*Capability)(nil),                 // 74: rara.v1.Capability
-	(*SecretRef)(nil),                  // 75: rara.v1.SecretRef
+	(*Pause)(nil),                      // 55: rara.v1.Pause
+	(*PauseRequest)(nil),               // 56: rara.v1.PauseRequest
+	(*PauseResponse)(nil),              // 57: rara.v1.PauseResponse
+	(*ResumeRequest)(nil),              // 58: rara.v1.ResumeRequest
+	(*ResumeResponse)(nil),             // 59: rara.v1.ResumeResponse
+	(*ListPausesRequest)(nil),          // 60: rara.v1.ListPausesRequest
+	(*ListPausesResponse)(nil),         // 61: rara.v1.ListPausesResponse
+	(*RunFilter)(nil),                  // 62: rara.v1.RunFilter
+	(*BulkOutcome)(nil),                // 63: rara.v1.BulkOutcome
+	(*RetryRunsRequest)(nil),           // 64: rara.v1.RetryRunsRequest
+	(*RetryRunsResponse)(nil),          // 65: rara.v1.RetryRunsResponse
+	(*CancelRunsRequest)(nil),          // 66: rara.v1.CancelRunsRequest
+	(*CancelRunsResponse)(nil),         // 67: rara.v1.CancelRunsResponse
+	(*WaitingStepFilter)(nil),          // 68: rara.v1.WaitingStepFilter
+	(*RequeueStepsRequest)(nil),        // 69: rara.v1.RequeueStepsRequest
+	(*RequeueStepsResponse)(nil),       // 70: rara.v1.RequeueStepsResponse
+	nil,                                // 71: rara.v1.StepDefinition.SecretsEntry
+	nil,                                // 72: rara.v1.StepDefinition.RequiredLabelsEntry
+	nil,                                // 73: rara.v1.Definition.LabelsEntry
+	nil,                                // 74: rara.v1.WorkflowRun.StepCountsEntry
+	nil,                                // 75: rara.v1.WorkflowRun.LabelsEntry
+	nil,                                // 76: rara.v1.StartRunRequest.LabelsEntry
+	nil,                                // 77: rara.v1.ListRunsRequest.LabelsEntry
+	nil,                                // 78: rara.v1.Executor.LabelsEntry
+	nil,                                // 79: rara.v1.RunFilter.LabelsEntry
+	nil,                                // 80: rara.v1.WaitingStepFilter.LabelsEntry
+	(*durationpb.Duration)(nil),        // 81: google.protobuf.Duration
+	(*Payload)(nil),                    // 82: rara.v1.Payload
+	(*timestamppb.Timestamp)(nil),      // 83: google.protobuf.Timestamp
+	(*Artifact)(nil),                   // 84: rara.v1.Artifact
+	(*JobError)(nil),                   // 85: rara.v1.JobError
+	(*JobProgress)(nil),                // 86: rara.v1.JobProgress
+	(*ArtifactManifest)(nil),           // 87: rara.v1.ArtifactManifest
+	(*Lease)(nil),                      // 88: rara.v1.Lease
+	(*TraceContext)(nil),               // 89: rara.v1.TraceContext
+	(*ProgressEvent)(nil),              // 90: rara.v1.ProgressEvent
+	(*Digest)(nil),                     // 91: rara.v1.Digest
+	(*Capability)(nil),                 // 92: rara.v1.Capability
+	(*SecretRef)(nil),                  // 93: rara.v1.SecretRef
 }
 var file_rara_v1_workflow_proto_depIdxs = []int32{
-	63,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
-	63,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
-	64,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
+	81,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
+	81,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
+	82,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
 	6,   // 3: rara.v1.StepDefinition.input_artifacts:type_name -> rara.v1.ArtifactBinding
-	55,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
-	56,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
+	71,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
+	72,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
 	5,   // 6: rara.v1.StepDefinition.retry:type_name -> rara.v1.RetryPolicy
-	63,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
-	63,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
-	63,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
-	63,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
-	63,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
+	81,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
+	81,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
+	81,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
+	81,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
+	81,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
 	7,   // 12: rara.v1.Definition.steps:type_name -> rara.v1.StepDefinition
-	63,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
+	81,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
 	0,   // 14: rara.v1.Definition.on_failure:type_name -> rara.v1.OnFailure
-	57,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
-	65,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	1,   // 17: rara.v1.WorkflowRun.state:type_name -> rara.v1.WorkflowRunState
-	64,  // 18: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
-	66,  // 19: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
-	58,  // 20: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
-	67,  // 21: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
-	59,  // 22: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
-	65,  // 23: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
-	65,  // 24: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
-	65,  // 25: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
-	65,  // 26: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
-	65,  // 27: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
-	65,  // 28: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
-	65,  // 29: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
-	65,  // 30: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
-	2,   // 31: rara.v1.StepRun.state:type_name -> rara.v1.StepRunState
-	68,  // 32: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
-	64,  // 33: rara.v1.StepRun.output:type_name -> rara.v1.Payload
-	69,  // 34: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
-	67,  // 35: rara.v1.StepRun.error:type_name -> rara.v1.JobError
-	10,  // 36: rara.v1.StepRun.cancel:type_name -> rara.v1.CancelFacts
-	65,  // 37: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
-	65,  // 38: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
-	65,  // 39: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
-	65,  // 40: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
-	65,  // 41: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
-	11,  // 42: rara.v1.StepRun.handler:type_name -> rara.v1.Handler
-	70,  // 43: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
-	67,  // 44: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
-	65,  // 45: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
-	65,  // 46: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
-	65,  // 47: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
-	65,  // 48: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
-	11,  // 49: rara.v1.StepAttempt.handler:type_name -> rara.v1.Handler
-	8,   // 50: rara.v1.RegisterDefinitionRequest.definition:type_name -> rara.v1.Definition
-	8,   // 51: rara.v1.RegisterDefinitionResponse.definition:type_name -> rara.v1.Definition
-	8,   // 52: rara.v1.GetDefinitionResponse.definition:type_name -> rara.v1.Definition
-	8,   // 53: rara.v1.ListDefinitionsResponse.definitions:type_name -> rara.v1.Definition
-	64,  // 54: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
-	66,  // 55: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
-	63,  // 56: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
-	60,  // 57: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
-	71,  // 58: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
-	9,   // 59: rara.v1.StartRunResponse.run:type_name -> rara.v1.WorkflowRun
-	20,  // 60: rara.v1.BatchStartRunsRequest.requests:type_name -> rara.v1.StartRunRequest
-	23,  // 61: rara.v1.BatchStartRunsResponse.runs:type_name -> rara.v1.StartedRun
-	9,   // 62: rara.v1.GetRunResponse.run:type_name -> rara.v1.WorkflowRun
-	12,  // 63: rara.v1.GetRunResponse.steps:type_name -> rara.v1.StepRun
-	1,   // 64: rara.v1.ListRunsRequest.states:type_name -> rara.v1.WorkflowRunState
-	61,  // 65: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
-	65,  // 66: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
-	65,  // 67: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
-	9,   // 68: rara.v1.ListRunsResponse.runs:type_name -> rara.v1.WorkflowRun
-	63,  // 69: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
-	9,   // 70: rara.v1.CancelRunResponse.run:type_name -> rara.v1.WorkflowRun
-	9,   // 71: rara.v1.RetryRunResponse.run:type_name -> rara.v1.WorkflowRun
-	9,   // 72: rara.v1.WatchRunResponse.run:type_name -> rara.v1.WorkflowRun
-	12,  // 73: rara.v1.WatchRunResponse.step_run:type_name -> rara.v1.StepRun
-	34,  // 74: rara.v1.WatchRunResponse.snapshot_end:type_name -> rara.v1.SnapshotEnd
-	33,  // 75: rara.v1.WatchRunResponse.alive:type_name -> rara.v1.Alive
-	12,  // 76: rara.v1.GetStepRunResponse.step_run:type_name -> rara.v1.StepRun
-	13,  // 77: rara.v1.GetStepRunResponse.attempts:type_name -> rara.v1.StepAttempt
-	2,   // 78: rara.v1.ListStepRunsRequest.states:type_name -> rara.v1.StepRunState
-	12,  // 79: rara.v1.ListStepRunsResponse.step_runs:type_name -> rara.v1.StepRun
-	72,  // 80: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
-	12,  // 81: rara.v1.WatchStepRunResponse.step_run:type_name -> rara.v1.StepRun
-	33,  // 82: rara.v1.WatchStepRunResponse.alive:type_name -> rara.v1.Alive
-	12,  // 83: rara.v1.ExplainStepResponse.step_run:type_name -> rara.v1.StepRun
-	45,  // 84: rara.v1.ExplainStepResponse.obstacles:type_name -> rara.v1.Obstacle
-	65,  // 85: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
-	46,  // 86: rara.v1.Obstacle.near_misses:type_name -> rara.v1.NearMiss
-	73,  // 87: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
-	3,   // 88: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
-	73,  // 89: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
-	73,  // 90: rara.v1.LineageEdge.derived_from:type_name -> rara.v1.Digest
-	48,  // 91: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
-	73,  // 92: rara.v1.QueryLineageResponse.artifact:type_name -> rara.v1.Digest
-	74,  // 93: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
-	62,  // 94: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
-	4,   // 95: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
-	65,  // 96: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
-	65,  // 97: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
-	4,   // 98: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
-	50,  // 99: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
-	63,  // 100: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
-	50,  // 101: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
-	75,  // 102: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
-	14,  // 103: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
-	16,  // 104: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
-	18,  // 105: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
-	20,  // 106: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
-	22,  // 107: rara.v1.WorkflowService.BatchStartRuns:input_type -> rara.v1.BatchStartRunsRequest
-	25,  // 108: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
-	27,  // 109: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
-	29,  // 110: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
-	31,  // 111: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
-	35,  // 112: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
-	37,  // 113: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
-	39,  // 114: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
-	41,  // 115: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
-	43,  // 116: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
-	47,  // 117: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
-	51,  // 118: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
-	53,  // 119: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
-	15,  // 120: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
-	17,  // 121: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
-	19,  // 122: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
-	21,  // 123: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
-	24,  // 124: rara.v1.WorkflowService.BatchStartRuns:output_type -> rara.v1.BatchStartRunsResponse
-	26,  // 125: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
-	28,  // 126: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
-	30,  // 127: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
-	32,  // 128: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
-	36,  // 129: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
-	38,  // 130: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
-	40,  // 131: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
-	42,  // 132: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
-	44,  // 133: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
-	49,  // 134: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
-	52,  // 135: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
-	54,  // 136: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
-	120, // [120:137] is the sub-list for method output_type
-	103, // [103:120] is the sub-list for method input_type
-	103, // [103:103] is the sub-list for extension type_name
-	103, // [103:103] is the sub-list for extension extendee
-	0,   // [0:103] is the sub-list for field type_name
+	73,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
+	83,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	55,  // 17: rara.v1.Definition.pause:type_name -> rara.v1.Pause
+	1,   // 18: rara.v1.WorkflowRun.state:type_name -> rara.v1.WorkflowRunState
+	82,  // 19: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
+	84,  // 20: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
+	74,  // 21: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
+	85,  // 22: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
+	75,  // 23: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
+	83,  // 24: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
+	83,  // 25: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
+	83,  // 26: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
+	83,  // 27: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
+	83,  // 28: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
+	83,  // 29: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
+	83,  // 30: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
+	83,  // 31: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
+	2,   // 32: rara.v1.StepRun.state:type_name -> rara.v1.StepRunState
+	86,  // 33: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
+	82,  // 34: rara.v1.StepRun.output:type_name -> rara.v1.Payload
+	87,  // 35: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
+	85,  // 36: rara.v1.StepRun.error:type_name -> rara.v1.JobError
+	10,  // 37: rara.v1.StepRun.cancel:type_name -> rara.v1.CancelFacts
+	83,  // 38: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
+	83,  // 39: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
+	83,  // 40: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
+	83,  // 41: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
+	83,  // 42: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
+	11,  // 43: rara.v1.StepRun.handler:type_name -> rara.v1.Handler
+	88,  // 44: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
+	85,  // 45: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
+	83,  // 46: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
+	83,  // 47: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
+	83,  // 48: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
+	83,  // 49: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
+	11,  // 50: rara.v1.StepAttempt.handler:type_name -> rara.v1.Handler
+	8,   // 51: rara.v1.RegisterDefinitionRequest.definition:type_name -> rara.v1.Definition
+	8,   // 52: rara.v1.RegisterDefinitionResponse.definition:type_name -> rara.v1.Definition
+	8,   // 53: rara.v1.GetDefinitionResponse.definition:type_name -> rara.v1.Definition
+	8,   // 54: rara.v1.ListDefinitionsResponse.definitions:type_name -> rara.v1.Definition
+	82,  // 55: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
+	84,  // 56: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
+	81,  // 57: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
+	76,  // 58: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
+	89,  // 59: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
+	9,   // 60: rara.v1.StartRunResponse.run:type_name -> rara.v1.WorkflowRun
+	20,  // 61: rara.v1.BatchStartRunsRequest.requests:type_name -> rara.v1.StartRunRequest
+	23,  // 62: rara.v1.BatchStartRunsResponse.runs:type_name -> rara.v1.StartedRun
+	9,   // 63: rara.v1.GetRunResponse.run:type_name -> rara.v1.WorkflowRun
+	12,  // 64: rara.v1.GetRunResponse.steps:type_name -> rara.v1.StepRun
+	1,   // 65: rara.v1.ListRunsRequest.states:type_name -> rara.v1.WorkflowRunState
+	77,  // 66: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
+	83,  // 67: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
+	83,  // 68: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
+	9,   // 69: rara.v1.ListRunsResponse.runs:type_name -> rara.v1.WorkflowRun
+	81,  // 70: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
+	9,   // 71: rara.v1.CancelRunResponse.run:type_name -> rara.v1.WorkflowRun
+	9,   // 72: rara.v1.RetryRunResponse.run:type_name -> rara.v1.WorkflowRun
+	9,   // 73: rara.v1.WatchRunResponse.run:type_name -> rara.v1.WorkflowRun
+	12,  // 74: rara.v1.WatchRunResponse.step_run:type_name -> rara.v1.StepRun
+	34,  // 75: rara.v1.WatchRunResponse.snapshot_end:type_name -> rara.v1.SnapshotEnd
+	33,  // 76: rara.v1.WatchRunResponse.alive:type_name -> rara.v1.Alive
+	12,  // 77: rara.v1.GetStepRunResponse.step_run:type_name -> rara.v1.StepRun
+	13,  // 78: rara.v1.GetStepRunResponse.attempts:type_name -> rara.v1.StepAttempt
+	2,   // 79: rara.v1.ListStepRunsRequest.states:type_name -> rara.v1.StepRunState
+	12,  // 80: rara.v1.ListStepRunsResponse.step_runs:type_name -> rara.v1.StepRun
+	90,  // 81: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
+	12,  // 82: rara.v1.WatchStepRunResponse.step_run:type_name -> rara.v1.StepRun
+	33,  // 83: rara.v1.WatchStepRunResponse.alive:type_name -> rara.v1.Alive
+	12,  // 84: rara.v1.ExplainStepResponse.step_run:type_name -> rara.v1.StepRun
+	45,  // 85: rara.v1.ExplainStepResponse.obstacles:type_name -> rara.v1.Obstacle
+	83,  // 86: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
+	46,  // 87: rara.v1.Obstacle.near_misses:type_name -> rara.v1.NearMiss
+	55,  // 88: rara.v1.Obstacle.pause:type_name -> rara.v1.Pause
+	91,  // 89: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
+	3,   // 90: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
+	91,  // 91: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
+	91,  // 92: rara.v1.LineageEdge.derived_from:type_name -> rara.v1.Digest
+	48,  // 93: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
+	91,  // 94: rara.v1.QueryLineageResponse.artifact:type_name -> rara.v1.Digest
+	92,  // 95: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
+	78,  // 96: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
+	4,   // 97: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
+	83,  // 98: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
+	83,  // 99: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
+	4,   // 100: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
+	50,  // 101: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
+	81,  // 102: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
+	50,  // 103: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
+	83,  // 104: rara.v1.Pause.paused_at:type_name -> google.protobuf.Timestamp
+	55,  // 105: rara.v1.PauseResponse.pause:type_name -> rara.v1.Pause
+	55,  // 106: rara.v1.ResumeResponse.pause:type_name -> rara.v1.Pause
+	55,  // 107: rara.v1.ListPausesResponse.pauses:type_name -> rara.v1.Pause
+	1,   // 108: rara.v1.RunFilter.states:type_name -> rara.v1.WorkflowRunState
+	79,  // 109: rara.v1.RunFilter.labels:type_name -> rara.v1.RunFilter.LabelsEntry
+	83,  // 110: rara.v1.RunFilter.created_from:type_name -> google.protobuf.Timestamp
+	83,  // 111: rara.v1.RunFilter.created_before:type_name -> google.protobuf.Timestamp
+	83,  // 112: rara.v1.RunFilter.ended_from:type_name -> google.protobuf.Timestamp
+	83,  // 113: rara.v1.RunFilter.ended_before:type_name -> google.protobuf.Timestamp
+	62,  // 114: rara.v1.RetryRunsRequest.filter:type_name -> rara.v1.RunFilter
+	83,  // 115: rara.v1.RetryRunsRequest.as_of:type_name -> google.protobuf.Timestamp
+	9,   // 116: rara.v1.RetryRunsResponse.sample:type_name -> rara.v1.WorkflowRun
+	83,  // 117: rara.v1.RetryRunsResponse.as_of:type_name -> google.protobuf.Timestamp
+	63,  // 118: rara.v1.RetryRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
+	62,  // 119: rara.v1.CancelRunsRequest.filter:type_name -> rara.v1.RunFilter
+	83,  // 120: rara.v1.CancelRunsRequest.as_of:type_name -> google.protobuf.Timestamp
+	81,  // 121: rara.v1.CancelRunsRequest.grace:type_name -> google.protobuf.Duration
+	9,   // 122: rara.v1.CancelRunsResponse.sample:type_name -> rara.v1.WorkflowRun
+	83,  // 123: rara.v1.CancelRunsResponse.as_of:type_name -> google.protobuf.Timestamp
+	63,  // 124: rara.v1.CancelRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
+	80,  // 125: rara.v1.WaitingStepFilter.labels:type_name -> rara.v1.WaitingStepFilter.LabelsEntry
+	68,  // 126: rara.v1.RequeueStepsRequest.filter:type_name -> rara.v1.WaitingStepFilter
+	83,  // 127: rara.v1.RequeueStepsRequest.as_of:type_name -> google.protobuf.Timestamp
+	12,  // 128: rara.v1.RequeueStepsResponse.sample:type_name -> rara.v1.StepRun
+	83,  // 129: rara.v1.RequeueStepsResponse.as_of:type_name -> google.protobuf.Timestamp
+	63,  // 130: rara.v1.RequeueStepsResponse.outcomes:type_name -> rara.v1.BulkOutcome
+	93,  // 131: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
+	14,  // 132: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
+	16,  // 133: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
+	18,  // 134: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
+	20,  // 135: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
+	22,  // 136: rara.v1.WorkflowService.BatchStartRuns:input_type -> rara.v1.BatchStartRunsRequest
+	25,  // 137: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
+	27,  // 138: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
+	29,  // 139: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
+	31,  // 140: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
+	35,  // 141: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
+	37,  // 142: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
+	39,  // 143: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
+	41,  // 144: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
+	43,  // 145: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
+	47,  // 146: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
+	51,  // 147: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
+	53,  // 148: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
+	56,  // 149: rara.v1.WorkflowService.Pause:input_type -> rara.v1.PauseRequest
+	58,  // 150: rara.v1.WorkflowService.Resume:input_type -> rara.v1.ResumeRequest
+	60,  // 151: rara.v1.WorkflowService.ListPauses:input_type -> rara.v1.ListPausesRequest
+	64,  // 152: rara.v1.WorkflowService.RetryRuns:input_type -> rara.v1.RetryRunsRequest
+	66,  // 153: rara.v1.WorkflowService.CancelRuns:input_type -> rara.v1.CancelRunsRequest
+	69,  // 154: rara.v1.WorkflowService.RequeueSteps:input_type -> rara.v1.RequeueStepsRequest
+	15,  // 155: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
+	17,  // 156: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
+	19,  // 157: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
+	21,  // 158: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
+	24,  // 159: rara.v1.WorkflowService.BatchStartRuns:output_type -> rara.v1.BatchStartRunsResponse
+	26,  // 160: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
+	28,  // 161: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
+	30,  // 162: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
+	32,  // 163: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
+	36,  // 164: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
+	38,  // 165: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
+	40,  // 166: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
+	42,  // 167: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
+	44,  // 168: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
+	49,  // 169: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
+	52,  // 170: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
+	54,  // 171: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
+	57,  // 172: rara.v1.WorkflowService.Pause:output_type -> rara.v1.PauseResponse
+	59,  // 173: rara.v1.WorkflowService.Resume:output_type -> rara.v1.ResumeResponse
+	61,  // 174: rara.v1.WorkflowService.ListPauses:output_type -> rara.v1.ListPausesResponse
+	65,  // 175: rara.v1.WorkflowService.RetryRuns:output_type -> rara.v1.RetryRunsResponse
+	67,  // 176: rara.v1.WorkflowService.CancelRuns:output_type -> rara.v1.CancelRunsResponse
+	70,  // 177: rara.v1.WorkflowService.RequeueSteps:output_type -> rara.v1.RequeueStepsResponse
+	155, // [155:178] is the sub-list for method output_type
+	132, // [132:155] is the sub-list for method input_type
+	132, // [132:132] is the sub-list for extension type_name
+	132, // [132:132] is the sub-list for extension extendee
+	0,   // [0:132] is the sub-list for field type_name
 }
 
 func init() { file_rara_v1_workflow_proto_init() }
@@ -5007,13 +6494,25 @@ func file_rara_v1_workflow_proto_init() {
 		(*QueryLineageRequest_StepRunId)(nil),
 		(*QueryLineageRequest_ArtifactPrefix)(nil),
 	}
+	file_rara_v1_workflow_proto_msgTypes[50].OneofWrappers = []any{
+		(*Pause_Kind)(nil),
+		(*Pause_Definition)(nil),
+	}
+	file_rara_v1_workflow_proto_msgTypes[51].OneofWrappers = []any{
+		(*PauseRequest_Kind)(nil),
+		(*PauseRequest_Definition)(nil),
+	}
+	file_rara_v1_workflow_proto_msgTypes[53].OneofWrappers = []any{
+		(*ResumeRequest_Kind)(nil),
+		(*ResumeRequest_Definition)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rara_v1_workflow_proto_rawDesc), len(file_rara_v1_workflow_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   58,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

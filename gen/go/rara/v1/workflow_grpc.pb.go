@@ -36,6 +36,12 @@ const (
 	WorkflowService_QueryLineage_FullMethodName       = "/rara.v1.WorkflowService/QueryLineage"
 	WorkflowService_ListExecutors_FullMethodName      = "/rara.v1.WorkflowService/ListExecutors"
 	WorkflowService_DrainExecutor_FullMethodName      = "/rara.v1.WorkflowService/DrainExecutor"
+	WorkflowService_Pause_FullMethodName              = "/rara.v1.WorkflowService/Pause"
+	WorkflowService_Resume_FullMethodName             = "/rara.v1.WorkflowService/Resume"
+	WorkflowService_ListPauses_FullMethodName         = "/rara.v1.WorkflowService/ListPauses"
+	WorkflowService_RetryRuns_FullMethodName          = "/rara.v1.WorkflowService/RetryRuns"
+	WorkflowService_CancelRuns_FullMethodName         = "/rara.v1.WorkflowService/CancelRuns"
+	WorkflowService_RequeueSteps_FullMethodName       = "/rara.v1.WorkflowService/RequeueSteps"
 )
 
 // WorkflowServiceClient is the client API for WorkflowService service.
@@ -80,6 +86,20 @@ type WorkflowServiceClient interface {
 	ListExecutors(ctx context.Context, in *ListExecutorsRequest, opts ...grpc.CallOption) (*ListExecutorsResponse, error)
 	// Gives an executor no new job. For operators. Remembered: a reconnect does not undo it.
 	DrainExecutor(ctx context.Context, in *DrainExecutorRequest, opts ...grpc.CallOption) (*DrainExecutorResponse, error)
+	// Leases no more steps of a kind or of a definition until it is resumed. For operators. What runs goes on; runs may
+	// be started, and wait. May be repeated: the first pause stays.
+	Pause(ctx context.Context, in *PauseRequest, opts ...grpc.CallOption) (*PauseResponse, error)
+	// Undoes Pause. For operators. May be repeated.
+	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*ResumeResponse, error)
+	// What is paused, by whom and why, and how many steps that holds back.
+	ListPauses(ctx context.Context, in *ListPausesRequest, opts ...grpc.CallOption) (*ListPausesResponse, error)
+	// Retries the runs of a filter: first a preview, then in sets. For operators. May be repeated: no run is retried twice.
+	RetryRuns(ctx context.Context, in *RetryRunsRequest, opts ...grpc.CallOption) (*RetryRunsResponse, error)
+	// Cancels the open runs of a filter: first a preview, then in sets. For operators. May be repeated.
+	CancelRuns(ctx context.Context, in *CancelRunsRequest, opts ...grpc.CallOption) (*CancelRunsResponse, error)
+	// Makes the steps of a filter that wait for their next attempt leasable at once: first a preview, then in sets. For
+	// operators. May be repeated.
+	RequeueSteps(ctx context.Context, in *RequeueStepsRequest, opts ...grpc.CallOption) (*RequeueStepsResponse, error)
 }
 
 type workflowServiceClient struct {
@@ -278,6 +298,66 @@ func (c *workflowServiceClient) DrainExecutor(ctx context.Context, in *DrainExec
 	return out, nil
 }
 
+func (c *workflowServiceClient) Pause(ctx context.Context, in *PauseRequest, opts ...grpc.CallOption) (*PauseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PauseResponse)
+	err := c.cc.Invoke(ctx, WorkflowService_Pause_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *workflowServiceClient) Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (*ResumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeResponse)
+	err := c.cc.Invoke(ctx, WorkflowService_Resume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *workflowServiceClient) ListPauses(ctx context.Context, in *ListPausesRequest, opts ...grpc.CallOption) (*ListPausesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPausesResponse)
+	err := c.cc.Invoke(ctx, WorkflowService_ListPauses_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *workflowServiceClient) RetryRuns(ctx context.Context, in *RetryRunsRequest, opts ...grpc.CallOption) (*RetryRunsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RetryRunsResponse)
+	err := c.cc.Invoke(ctx, WorkflowService_RetryRuns_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *workflowServiceClient) CancelRuns(ctx context.Context, in *CancelRunsRequest, opts ...grpc.CallOption) (*CancelRunsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelRunsResponse)
+	err := c.cc.Invoke(ctx, WorkflowService_CancelRuns_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *workflowServiceClient) RequeueSteps(ctx context.Context, in *RequeueStepsRequest, opts ...grpc.CallOption) (*RequeueStepsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RequeueStepsResponse)
+	err := c.cc.Invoke(ctx, WorkflowService_RequeueSteps_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // WorkflowServiceServer is the server API for WorkflowService service.
 // All implementations must embed UnimplementedWorkflowServiceServer
 // for forward compatibility.
@@ -320,6 +400,20 @@ type WorkflowServiceServer interface {
 	ListExecutors(context.Context, *ListExecutorsRequest) (*ListExecutorsResponse, error)
 	// Gives an executor no new job. For operators. Remembered: a reconnect does not undo it.
 	DrainExecutor(context.Context, *DrainExecutorRequest) (*DrainExecutorResponse, error)
+	// Leases no more steps of a kind or of a definition until it is resumed. For operators. What runs goes on; runs may
+	// be started, and wait. May be repeated: the first pause stays.
+	Pause(context.Context, *PauseRequest) (*PauseResponse, error)
+	// Undoes Pause. For operators. May be repeated.
+	Resume(context.Context, *ResumeRequest) (*ResumeResponse, error)
+	// What is paused, by whom and why, and how many steps that holds back.
+	ListPauses(context.Context, *ListPausesRequest) (*ListPausesResponse, error)
+	// Retries the runs of a filter: first a preview, then in sets. For operators. May be repeated: no run is retried twice.
+	RetryRuns(context.Context, *RetryRunsRequest) (*RetryRunsResponse, error)
+	// Cancels the open runs of a filter: first a preview, then in sets. For operators. May be repeated.
+	CancelRuns(context.Context, *CancelRunsRequest) (*CancelRunsResponse, error)
+	// Makes the steps of a filter that wait for their next attempt leasable at once: first a preview, then in sets. For
+	// operators. May be repeated.
+	RequeueSteps(context.Context, *RequeueStepsRequest) (*RequeueStepsResponse, error)
 	mustEmbedUnimplementedWorkflowServiceServer()
 }
 
@@ -380,6 +474,24 @@ func (UnimplementedWorkflowServiceServer) ListExecutors(context.Context, *ListEx
 }
 func (UnimplementedWorkflowServiceServer) DrainExecutor(context.Context, *DrainExecutorRequest) (*DrainExecutorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DrainExecutor not implemented")
+}
+func (UnimplementedWorkflowServiceServer) Pause(context.Context, *PauseRequest) (*PauseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Pause not implemented")
+}
+func (UnimplementedWorkflowServiceServer) Resume(context.Context, *ResumeRequest) (*ResumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Resume not implemented")
+}
+func (UnimplementedWorkflowServiceServer) ListPauses(context.Context, *ListPausesRequest) (*ListPausesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPauses not implemented")
+}
+func (UnimplementedWorkflowServiceServer) RetryRuns(context.Context, *RetryRunsRequest) (*RetryRunsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RetryRuns not implemented")
+}
+func (UnimplementedWorkflowServiceServer) CancelRuns(context.Context, *CancelRunsRequest) (*CancelRunsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelRuns not implemented")
+}
+func (UnimplementedWorkflowServiceServer) RequeueSteps(context.Context, *RequeueStepsRequest) (*RequeueStepsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RequeueSteps not implemented")
 }
 func (UnimplementedWorkflowServiceServer) mustEmbedUnimplementedWorkflowServiceServer() {}
 func (UnimplementedWorkflowServiceServer) testEmbeddedByValue()                         {}
@@ -694,6 +806,114 @@ func _WorkflowService_DrainExecutor_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _WorkflowService_Pause_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PauseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkflowServiceServer).Pause(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WorkflowService_Pause_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkflowServiceServer).Pause(ctx, req.(*PauseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _WorkflowService_Resume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkflowServiceServer).Resume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WorkflowService_Resume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkflowServiceServer).Resume(ctx, req.(*ResumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _WorkflowService_ListPauses_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPausesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkflowServiceServer).ListPauses(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WorkflowService_ListPauses_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkflowServiceServer).ListPauses(ctx, req.(*ListPausesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _WorkflowService_RetryRuns_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RetryRunsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkflowServiceServer).RetryRuns(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WorkflowService_RetryRuns_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkflowServiceServer).RetryRuns(ctx, req.(*RetryRunsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _WorkflowService_CancelRuns_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelRunsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkflowServiceServer).CancelRuns(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WorkflowService_CancelRuns_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkflowServiceServer).CancelRuns(ctx, req.(*CancelRunsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _WorkflowService_RequeueSteps_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RequeueStepsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(WorkflowServiceServer).RequeueSteps(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: WorkflowService_RequeueSteps_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(WorkflowServiceServer).RequeueSteps(ctx, req.(*RequeueStepsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // WorkflowService_ServiceDesc is the grpc.ServiceDesc for WorkflowService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -760,6 +980,30 @@ var WorkflowService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DrainExecutor",
 			Handler:    _WorkflowService_DrainExecutor_Handler,
+		},
+		{
+			MethodName: "Pause",
+			Handler:    _WorkflowService_Pause_Handler,
+		},
+		{
+			MethodName: "Resume",
+			Handler:    _WorkflowService_Resume_Handler,
+		},
+		{
+			MethodName: "ListPauses",
+			Handler:    _WorkflowService_ListPauses_Handler,
+		},
+		{
+			MethodName: "RetryRuns",
+			Handler:    _WorkflowService_RetryRuns_Handler,
+		},
+		{
+			MethodName: "CancelRuns",
+			Handler:    _WorkflowService_CancelRuns_Handler,
+		},
+		{
+			MethodName: "RequeueSteps",
+			Handler:    _WorkflowService_RequeueSteps_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

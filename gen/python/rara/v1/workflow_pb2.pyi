@@ -408,7 +408,7 @@ Global___StepDefinition: _TypeAlias = StepDefinition  # noqa: Y015
 
 @_typing.final
 class Definition(_message.Message):
-    """A workflow, immutable once registered. 16 to 19 are kept for pausing."""
+    """A workflow, immutable once registered. 17 to 19 are kept for pausing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -440,6 +440,7 @@ class Definition(_message.Message):
     ON_FAILURE_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
     definition: _builtins.str
     """Its name: lower case, digits, dashes."""
     version: _builtins.int
@@ -464,6 +465,10 @@ class Definition(_message.Message):
     def created_at(self) -> _timestamp_pb2.Timestamp:
         """Set by the scheduler."""
 
+    @_builtins.property
+    def pause(self) -> Global___Pause:
+        """Steps of its runs, of any version, are not leased. Set by the scheduler. Absent: it is not paused."""
+
     def __init__(
         self,
         *,
@@ -475,10 +480,11 @@ class Definition(_message.Message):
         on_failure: Global___OnFailure.ValueType = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         created_at: _timestamp_pb2.Timestamp | None = ...,
+        pause: Global___Pause | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "run_timeout", b"run_timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "pause", b"pause", "run_timeout", b"run_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_sha256", b"content_sha256", "created_at", b"created_at", "definition", b"definition", "labels", b"labels", "on_failure", b"on_failure", "run_timeout", b"run_timeout", "steps", b"steps", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_sha256", b"content_sha256", "created_at", b"created_at", "definition", b"definition", "labels", b"labels", "on_failure", b"on_failure", "pause", b"pause", "run_timeout", b"run_timeout", "steps", b"steps", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1912,8 +1918,11 @@ class Obstacle(_message.Message):
     STEP_RUN_IDS_FIELD_NUMBER: _builtins.int
     NEAR_MISSES_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """UPSTREAM_PENDING, BACKOFF, NO_CAPABLE_EXECUTOR, NO_FREE_CREDIT, NOT_ACCEPTED, NO_PROGRESS or CANCEL_UNCONFIRMED."""
+    """PAUSED, UPSTREAM_PENDING, BACKOFF, NO_CAPABLE_EXECUTOR, NO_FREE_CREDIT, NOT_ACCEPTED, NO_PROGRESS or
+    CANCEL_UNCONFIRMED.
+    """
     message: _builtins.str
     """For people."""
     ahead: _builtins.int
@@ -1930,6 +1939,10 @@ class Obstacle(_message.Message):
     def near_misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___NearMiss]:
         """Executors that come closest; at most 10."""
 
+    @_builtins.property
+    def pause(self) -> Global___Pause:
+        """What is paused, by whom and why. Absent: the code is not PAUSED."""
+
     def __init__(
         self,
         *,
@@ -1939,10 +1952,11 @@ class Obstacle(_message.Message):
         step_run_ids: _abc.Iterable[_builtins.str] | None = ...,
         near_misses: _abc.Iterable[Global___NearMiss] | None = ...,
         ahead: _builtins.int = ...,
+        pause: Global___Pause | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "code", b"code", "message", b"message", "near_misses", b"near_misses", "step_run_ids", b"step_run_ids", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "code", b"code", "message", b"message", "near_misses", b"near_misses", "pause", b"pause", "step_run_ids", b"step_run_ids", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2361,3 +2375,664 @@ class DrainExecutorResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainExecutorResponse: _TypeAlias = DrainExecutorResponse  # noqa: Y015
+
+@_typing.final
+class Pause(_message.Message):
+    """A kind or a definition of which nothing is leased."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PAUSED_BY_FIELD_NUMBER: _builtins.int
+    PAUSED_AT_FIELD_NUMBER: _builtins.int
+    STEPS_HELD_FIELD_NUMBER: _builtins.int
+    STEPS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """The steps of this kind, of whichever definition."""
+    definition: _builtins.str
+    """The steps of this definition's runs, of all its versions."""
+    reason: _builtins.str
+    """Why, for people. Empty: not said."""
+    paused_by: _builtins.str
+    """The name of the token with which it was paused. Empty: the scheduler asks nobody for a token."""
+    steps_held: _builtins.int
+    """Steps that could be leased but for it, counted up to 100,000. Of a kind, those that its definition's pause holds
+    count there. Answers to Pause and Resume, definitions and obstacles leave it out.
+    """
+    steps_in_flight: _builtins.int
+    """Steps that are leased or run, and go on. Left out as above."""
+    @_builtins.property
+    def paused_at(self) -> _timestamp_pb2.Timestamp:
+        """Since when."""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        definition: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        paused_by: _builtins.str = ...,
+        paused_at: _timestamp_pb2.Timestamp | None = ...,
+        steps_held: _builtins.int = ...,
+        steps_in_flight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "kind", b"kind", "paused_at", b"paused_at", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "kind", b"kind", "paused_at", b"paused_at", "paused_by", b"paused_by", "reason", b"reason", "steps_held", b"steps_held", "steps_in_flight", b"steps_in_flight", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["kind", "definition"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___Pause: _TypeAlias = Pause  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
+    """From an operator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ALLOW_UNKNOWN_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """A kind that a registered definition uses, else KIND_NOT_FOUND."""
+    definition: _builtins.str
+    """A registered one, else DEFINITION_NOT_FOUND."""
+    reason: _builtins.str
+    """Why, for people; at most 500 characters. Empty: not said."""
+    allow_unknown: _builtins.bool
+    """Take a name that is not known yet, too."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        definition: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        allow_unknown: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "kind", b"kind", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unknown", b"allow_unknown", "definition", b"definition", "kind", b"kind", "reason", b"reason", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["kind", "definition"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class PauseResponse(_message.Message):
+    """From the scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSE_FIELD_NUMBER: _builtins.int
+    ALREADY_PAUSED_FIELD_NUMBER: _builtins.int
+    already_paused: _builtins.bool
+    """It was paused before, and has kept its first reason."""
+    @_builtins.property
+    def pause(self) -> Global___Pause:
+        """As stored. The scheduler that answers leases nothing of it any more; others within a second or two."""
+
+    def __init__(
+        self,
+        *,
+        pause: Global___Pause | None = ...,
+        already_paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["already_paused", b"already_paused", "pause", b"pause"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseResponse: _TypeAlias = PauseResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    """From an operator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """One that is paused or that a registered definition uses, else KIND_NOT_FOUND."""
+    definition: _builtins.str
+    """One that is paused or registered, else DEFINITION_NOT_FOUND."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        definition: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "kind", b"kind", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "kind", b"kind", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["kind", "definition"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeResponse(_message.Message):
+    """From the scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pause(self) -> Global___Pause:
+        """What has ended. Absent: it was not paused."""
+
+    def __init__(
+        self,
+        *,
+        pause: Global___Pause | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
+
+@_typing.final
+class ListPausesRequest(_message.Message):
+    """From a client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPausesRequest: _TypeAlias = ListPausesRequest  # noqa: Y015
+
+@_typing.final
+class ListPausesResponse(_message.Message):
+    """From the scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pauses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pause]:
+        """All of them, at most 1000, the newest first."""
+
+    def __init__(
+        self,
+        *,
+        pauses: _abc.Iterable[Global___Pause] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pauses", b"pauses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPausesResponse: _TypeAlias = ListPausesResponse  # noqa: Y015
+
+@_typing.final
+class RunFilter(_message.Message):
+    """Which runs are meant. All that is set must hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    DEFINITION_VERSION_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    CREATED_FROM_FIELD_NUMBER: _builtins.int
+    CREATED_BEFORE_FIELD_NUMBER: _builtins.int
+    ENDED_FROM_FIELD_NUMBER: _builtins.int
+    ENDED_BEFORE_FIELD_NUMBER: _builtins.int
+    definition: _builtins.str
+    """Runs of this one. Empty: of any."""
+    definition_version: _builtins.int
+    """Runs of this version; needs `definition`. 0: of any."""
+    kind: _builtins.str
+    """The kind of the step that made the run fail. Empty: any."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___WorkflowRunState.ValueType]:
+        """In one of these. Empty: in any that the call can act on."""
+
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With one of these codes as the reason of the step that made the run fail, or of its cancel; at most 20. Empty: any."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """With all of these. Empty: any."""
+
+    @_builtins.property
+    def created_from(self) -> _timestamp_pb2.Timestamp:
+        """Created then or later. Absent: no bound."""
+
+    @_builtins.property
+    def created_before(self) -> _timestamp_pb2.Timestamp:
+        """Created before. Absent: no bound."""
+
+    @_builtins.property
+    def ended_from(self) -> _timestamp_pb2.Timestamp:
+        """Ended then or later. Absent: no bound."""
+
+    @_builtins.property
+    def ended_before(self) -> _timestamp_pb2.Timestamp:
+        """Ended before. Absent: no bound."""
+
+    def __init__(
+        self,
+        *,
+        definition: _builtins.str = ...,
+        definition_version: _builtins.int = ...,
+        states: _abc.Iterable[Global___WorkflowRunState.ValueType] | None = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
+        kind: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        created_from: _timestamp_pb2.Timestamp | None = ...,
+        created_before: _timestamp_pb2.Timestamp | None = ...,
+        ended_from: _timestamp_pb2.Timestamp | None = ...,
+        ended_before: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_before", b"created_before", "created_from", b"created_from", "ended_before", b"ended_before", "ended_from", b"ended_from"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_before", b"created_before", "created_from", b"created_from", "definition", b"definition", "definition_version", b"definition_version", "ended_before", b"ended_before", "ended_from", b"ended_from", "kind", b"kind", "labels", b"labels", "reasons", b"reasons", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunFilter: _TypeAlias = RunFilter  # noqa: Y015
+
+@_typing.final
+class BulkOutcome(_message.Message):
+    """How one run or step of a filter fared."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NEW_WORKFLOW_RUN_ID_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """The run, or the step."""
+    new_workflow_run_id: _builtins.str
+    """The run that a retry started, or had started before. Empty: none."""
+    code: _builtins.str
+    """Why nothing was done: a code. Empty: it was done."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        new_workflow_run_id: _builtins.str = ...,
+        code: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "id", b"id", "new_workflow_run_id", b"new_workflow_run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BulkOutcome: _TypeAlias = BulkOutcome  # noqa: Y015
+
+@_typing.final
+class RetryRunsRequest(_message.Message):
+    """From an operator. Without as_of: a preview, which changes nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """Most runs to retry in this call. 0: 100. More than 1000 is taken as 1000."""
+    page_token: _builtins.str
+    """From the call before, with the same filter and as_of. Empty: from the first."""
+    @_builtins.property
+    def filter(self) -> Global___RunFilter:
+        """Failed or cancelled runs that were never retried. A retry that failed is a run of its own."""
+
+    @_builtins.property
+    def as_of(self) -> _timestamp_pb2.Timestamp:
+        """From the preview: runs that ended later are left out. With it the retries are started."""
+
+    def __init__(
+        self,
+        *,
+        filter: Global___RunFilter | None = ...,
+        as_of: _timestamp_pb2.Timestamp | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryRunsRequest: _TypeAlias = RetryRunsRequest  # noqa: Y015
+
+@_typing.final
+class RetryRunsResponse(_message.Message):
+    """From the scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """A preview: how many there are."""
+    more: _builtins.bool
+    """A preview: there are more, which were not counted: it looks at no more than 100,000 runs."""
+    next_page_token: _builtins.str
+    """Empty: that was all. May come with no outcome at all: a call looks at a bounded number of runs."""
+    @_builtins.property
+    def sample(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkflowRun]:
+        """A preview: up to 10 of them, those that ended first. Without payloads."""
+
+    @_builtins.property
+    def as_of(self) -> _timestamp_pb2.Timestamp:
+        """A preview: the instant to call with."""
+
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BulkOutcome]:
+        """What became of each run of this call."""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        more: _builtins.bool = ...,
+        sample: _abc.Iterable[Global___WorkflowRun] | None = ...,
+        as_of: _timestamp_pb2.Timestamp | None = ...,
+        outcomes: _abc.Iterable[Global___BulkOutcome] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "count", b"count", "more", b"more", "next_page_token", b"next_page_token", "outcomes", b"outcomes", "sample", b"sample"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryRunsResponse: _TypeAlias = RetryRunsResponse  # noqa: Y015
+
+@_typing.final
+class CancelRunsRequest(_message.Message):
+    """From an operator. Without as_of: a preview, which changes nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    GRACE_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """As in RetryRunsRequest."""
+    page_token: _builtins.str
+    """As in RetryRunsRequest."""
+    message: _builtins.str
+    """As in CancelRunRequest."""
+    @_builtins.property
+    def filter(self) -> Global___RunFilter:
+        """Runs that have not ended."""
+
+    @_builtins.property
+    def as_of(self) -> _timestamp_pb2.Timestamp:
+        """From the preview: runs that were created later are left out. With it the cancels are asked for."""
+
+    @_builtins.property
+    def grace(self) -> _duration_pb2.Duration:
+        """As in CancelRunRequest."""
+
+    def __init__(
+        self,
+        *,
+        filter: Global___RunFilter | None = ...,
+        as_of: _timestamp_pb2.Timestamp | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        message: _builtins.str = ...,
+        grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "grace", b"grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "grace", b"grace", "message", b"message", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRunsRequest: _TypeAlias = CancelRunsRequest  # noqa: Y015
+
+@_typing.final
+class CancelRunsResponse(_message.Message):
+    """From the scheduler. The fields as in RetryRunsResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """A preview: how many there are."""
+    more: _builtins.bool
+    """A preview: there are more, which were not counted."""
+    next_page_token: _builtins.str
+    """Empty: that was all."""
+    @_builtins.property
+    def sample(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkflowRun]:
+        """A preview: up to 10 of them, those that were created first."""
+
+    @_builtins.property
+    def as_of(self) -> _timestamp_pb2.Timestamp:
+        """A preview: the instant to call with."""
+
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BulkOutcome]:
+        """What became of each run of this call."""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        more: _builtins.bool = ...,
+        sample: _abc.Iterable[Global___WorkflowRun] | None = ...,
+        as_of: _timestamp_pb2.Timestamp | None = ...,
+        outcomes: _abc.Iterable[Global___BulkOutcome] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "count", b"count", "more", b"more", "next_page_token", b"next_page_token", "outcomes", b"outcomes", "sample", b"sample"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelRunsResponse: _TypeAlias = CancelRunsResponse  # noqa: Y015
+
+@_typing.final
+class WaitingStepFilter(_message.Message):
+    """Which waiting steps are meant. All that is set must hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    DEFINITION_VERSION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    REASONS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    definition: _builtins.str
+    """Of runs of this one. Empty: of any."""
+    definition_version: _builtins.int
+    """Of runs of this version; needs `definition`. 0: of any."""
+    kind: _builtins.str
+    """Of this kind. Empty: of any."""
+    @_builtins.property
+    def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose last attempt ended with one of these codes; at most 20. Empty: any."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Of runs with all of these labels. Empty: any."""
+
+    def __init__(
+        self,
+        *,
+        definition: _builtins.str = ...,
+        definition_version: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        reasons: _abc.Iterable[_builtins.str] | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "definition_version", b"definition_version", "kind", b"kind", "labels", b"labels", "reasons", b"reasons"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingStepFilter: _TypeAlias = WaitingStepFilter  # noqa: Y015
+
+@_typing.final
+class RequeueStepsRequest(_message.Message):
+    """From an operator. Without as_of: a preview, which changes nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """As in RetryRunsRequest."""
+    page_token: _builtins.str
+    """As in RetryRunsRequest."""
+    @_builtins.property
+    def filter(self) -> Global___WaitingStepFilter:
+        """Steps in retryable_failed that wait for their next attempt."""
+
+    @_builtins.property
+    def as_of(self) -> _timestamp_pb2.Timestamp:
+        """From the preview: steps whose last attempt ended later are left out. With it their wait ends."""
+
+    def __init__(
+        self,
+        *,
+        filter: Global___WaitingStepFilter | None = ...,
+        as_of: _timestamp_pb2.Timestamp | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequeueStepsRequest: _TypeAlias = RequeueStepsRequest  # noqa: Y015
+
+@_typing.final
+class RequeueStepsResponse(_message.Message):
+    """From the scheduler. The fields as in RetryRunsResponse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """A preview: how many there are."""
+    more: _builtins.bool
+    """A preview: there are more, which were not counted."""
+    next_page_token: _builtins.str
+    """Empty: that was all."""
+    @_builtins.property
+    def sample(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepRun]:
+        """A preview: up to 10 of them."""
+
+    @_builtins.property
+    def as_of(self) -> _timestamp_pb2.Timestamp:
+        """A preview: the instant to call with."""
+
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BulkOutcome]:
+        """What became of each step of this call."""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        more: _builtins.bool = ...,
+        sample: _abc.Iterable[Global___StepRun] | None = ...,
+        as_of: _timestamp_pb2.Timestamp | None = ...,
+        outcomes: _abc.Iterable[Global___BulkOutcome] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "count", b"count", "more", b"more", "next_page_token", b"next_page_token", "outcomes", b"outcomes", "sample", b"sample"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequeueStepsResponse: _TypeAlias = RequeueStepsResponse  # noqa: Y015

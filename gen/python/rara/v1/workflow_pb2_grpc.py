@@ -122,6 +122,36 @@ class WorkflowServiceStub:
                 request_serializer=rara_dot_v1_dot_workflow__pb2.DrainExecutorRequest.SerializeToString,
                 response_deserializer=rara_dot_v1_dot_workflow__pb2.DrainExecutorResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/rara.v1.WorkflowService/Pause',
+                request_serializer=rara_dot_v1_dot_workflow__pb2.PauseRequest.SerializeToString,
+                response_deserializer=rara_dot_v1_dot_workflow__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/rara.v1.WorkflowService/Resume',
+                request_serializer=rara_dot_v1_dot_workflow__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=rara_dot_v1_dot_workflow__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.ListPauses = channel.unary_unary(
+                '/rara.v1.WorkflowService/ListPauses',
+                request_serializer=rara_dot_v1_dot_workflow__pb2.ListPausesRequest.SerializeToString,
+                response_deserializer=rara_dot_v1_dot_workflow__pb2.ListPausesResponse.FromString,
+                _registered_method=True)
+        self.RetryRuns = channel.unary_unary(
+                '/rara.v1.WorkflowService/RetryRuns',
+                request_serializer=rara_dot_v1_dot_workflow__pb2.RetryRunsRequest.SerializeToString,
+                response_deserializer=rara_dot_v1_dot_workflow__pb2.RetryRunsResponse.FromString,
+                _registered_method=True)
+        self.CancelRuns = channel.unary_unary(
+                '/rara.v1.WorkflowService/CancelRuns',
+                request_serializer=rara_dot_v1_dot_workflow__pb2.CancelRunsRequest.SerializeToString,
+                response_deserializer=rara_dot_v1_dot_workflow__pb2.CancelRunsResponse.FromString,
+                _registered_method=True)
+        self.RequeueSteps = channel.unary_unary(
+                '/rara.v1.WorkflowService/RequeueSteps',
+                request_serializer=rara_dot_v1_dot_workflow__pb2.RequeueStepsRequest.SerializeToString,
+                response_deserializer=rara_dot_v1_dot_workflow__pb2.RequeueStepsResponse.FromString,
+                _registered_method=True)
 
 
 class WorkflowServiceServicer:
@@ -249,6 +279,50 @@ class WorkflowServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Leases no more steps of a kind or of a definition until it is resumed. For operators. What runs goes on; runs may
+        be started, and wait. May be repeated: the first pause stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Undoes Pause. For operators. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPauses(self, request, context):
+        """What is paused, by whom and why, and how many steps that holds back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RetryRuns(self, request, context):
+        """Retries the runs of a filter: first a preview, then in sets. For operators. May be repeated: no run is retried twice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelRuns(self, request, context):
+        """Cancels the open runs of a filter: first a preview, then in sets. For operators. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequeueSteps(self, request, context):
+        """Makes the steps of a filter that wait for their next attempt leasable at once: first a preview, then in sets. For
+        operators. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkflowServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -336,6 +410,36 @@ def add_WorkflowServiceServicer_to_server(servicer, server):
                     servicer.DrainExecutor,
                     request_deserializer=rara_dot_v1_dot_workflow__pb2.DrainExecutorRequest.FromString,
                     response_serializer=rara_dot_v1_dot_workflow__pb2.DrainExecutorResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=rara_dot_v1_dot_workflow__pb2.PauseRequest.FromString,
+                    response_serializer=rara_dot_v1_dot_workflow__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=rara_dot_v1_dot_workflow__pb2.ResumeRequest.FromString,
+                    response_serializer=rara_dot_v1_dot_workflow__pb2.ResumeResponse.SerializeToString,
+            ),
+            'ListPauses': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPauses,
+                    request_deserializer=rara_dot_v1_dot_workflow__pb2.ListPausesRequest.FromString,
+                    response_serializer=rara_dot_v1_dot_workflow__pb2.ListPausesResponse.SerializeToString,
+            ),
+            'RetryRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryRuns,
+                    request_deserializer=rara_dot_v1_dot_workflow__pb2.RetryRunsRequest.FromString,
+                    response_serializer=rara_dot_v1_dot_workflow__pb2.RetryRunsResponse.SerializeToString,
+            ),
+            'CancelRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelRuns,
+                    request_deserializer=rara_dot_v1_dot_workflow__pb2.CancelRunsRequest.FromString,
+                    response_serializer=rara_dot_v1_dot_workflow__pb2.CancelRunsResponse.SerializeToString,
+            ),
+            'RequeueSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequeueSteps,
+                    request_deserializer=rara_dot_v1_dot_workflow__pb2.RequeueStepsRequest.FromString,
+                    response_serializer=rara_dot_v1_dot_workflow__pb2.RequeueStepsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -800,6 +904,168 @@ class WorkflowService:
             '/rara.v1.WorkflowService/DrainExecutor',
             rara_dot_v1_dot_workflow__pb2.DrainExecutorRequest.SerializeToString,
             rara_dot_v1_dot_workflow__pb2.DrainExecutorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rara.v1.WorkflowService/Pause',
+            rara_dot_v1_dot_workflow__pb2.PauseRequest.SerializeToString,
+            rara_dot_v1_dot_workflow__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rara.v1.WorkflowService/Resume',
+            rara_dot_v1_dot_workflow__pb2.ResumeRequest.SerializeToString,
+            rara_dot_v1_dot_workflow__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPauses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rara.v1.WorkflowService/ListPauses',
+            rara_dot_v1_dot_workflow__pb2.ListPausesRequest.SerializeToString,
+            rara_dot_v1_dot_workflow__pb2.ListPausesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rara.v1.WorkflowService/RetryRuns',
+            rara_dot_v1_dot_workflow__pb2.RetryRunsRequest.SerializeToString,
+            rara_dot_v1_dot_workflow__pb2.RetryRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rara.v1.WorkflowService/CancelRuns',
+            rara_dot_v1_dot_workflow__pb2.CancelRunsRequest.SerializeToString,
+            rara_dot_v1_dot_workflow__pb2.CancelRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequeueSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rara.v1.WorkflowService/RequeueSteps',
+            rara_dot_v1_dot_workflow__pb2.RequeueStepsRequest.SerializeToString,
+            rara_dot_v1_dot_workflow__pb2.RequeueStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

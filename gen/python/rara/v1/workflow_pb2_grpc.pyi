@@ -53,6 +53,22 @@ class WorkflowServiceStub:
     """Executors that are or were connected."""
     DrainExecutor: _aio.UnaryUnaryMultiCallable[_workflow_pb2.DrainExecutorRequest, _workflow_pb2.DrainExecutorResponse]
     """Gives an executor no new job. For operators. Remembered: a reconnect does not undo it."""
+    Pause: _aio.UnaryUnaryMultiCallable[_workflow_pb2.PauseRequest, _workflow_pb2.PauseResponse]
+    """Leases no more steps of a kind or of a definition until it is resumed. For operators. What runs goes on; runs may
+    be started, and wait. May be repeated: the first pause stays.
+    """
+    Resume: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ResumeRequest, _workflow_pb2.ResumeResponse]
+    """Undoes Pause. For operators. May be repeated."""
+    ListPauses: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ListPausesRequest, _workflow_pb2.ListPausesResponse]
+    """What is paused, by whom and why, and how many steps that holds back."""
+    RetryRuns: _aio.UnaryUnaryMultiCallable[_workflow_pb2.RetryRunsRequest, _workflow_pb2.RetryRunsResponse]
+    """Retries the runs of a filter: first a preview, then in sets. For operators. May be repeated: no run is retried twice."""
+    CancelRuns: _aio.UnaryUnaryMultiCallable[_workflow_pb2.CancelRunsRequest, _workflow_pb2.CancelRunsResponse]
+    """Cancels the open runs of a filter: first a preview, then in sets. For operators. May be repeated."""
+    RequeueSteps: _aio.UnaryUnaryMultiCallable[_workflow_pb2.RequeueStepsRequest, _workflow_pb2.RequeueStepsResponse]
+    """Makes the steps of a filter that wait for their next attempt leasable at once: first a preview, then in sets. For
+    operators. May be repeated.
+    """
 
 class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
     """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
@@ -195,5 +211,57 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_workflow_pb2.DrainExecutorRequest, _abc.Awaitable[_workflow_pb2.DrainExecutorResponse]],
     ) -> _abc.Awaitable[_workflow_pb2.DrainExecutorResponse]:
         """Gives an executor no new job. For operators. Remembered: a reconnect does not undo it."""
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _workflow_pb2.PauseRequest,
+        context: _aio.ServicerContext[_workflow_pb2.PauseRequest, _abc.Awaitable[_workflow_pb2.PauseResponse]],
+    ) -> _abc.Awaitable[_workflow_pb2.PauseResponse]:
+        """Leases no more steps of a kind or of a definition until it is resumed. For operators. What runs goes on; runs may
+        be started, and wait. May be repeated: the first pause stays.
+        """
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _workflow_pb2.ResumeRequest,
+        context: _aio.ServicerContext[_workflow_pb2.ResumeRequest, _abc.Awaitable[_workflow_pb2.ResumeResponse]],
+    ) -> _abc.Awaitable[_workflow_pb2.ResumeResponse]:
+        """Undoes Pause. For operators. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def ListPauses(
+        self,
+        request: _workflow_pb2.ListPausesRequest,
+        context: _aio.ServicerContext[_workflow_pb2.ListPausesRequest, _abc.Awaitable[_workflow_pb2.ListPausesResponse]],
+    ) -> _abc.Awaitable[_workflow_pb2.ListPausesResponse]:
+        """What is paused, by whom and why, and how many steps that holds back."""
+
+    @_abc_1.abstractmethod
+    def RetryRuns(
+        self,
+        request: _workflow_pb2.RetryRunsRequest,
+        context: _aio.ServicerContext[_workflow_pb2.RetryRunsRequest, _abc.Awaitable[_workflow_pb2.RetryRunsResponse]],
+    ) -> _abc.Awaitable[_workflow_pb2.RetryRunsResponse]:
+        """Retries the runs of a filter: first a preview, then in sets. For operators. May be repeated: no run is retried twice."""
+
+    @_abc_1.abstractmethod
+    def CancelRuns(
+        self,
+        request: _workflow_pb2.CancelRunsRequest,
+        context: _aio.ServicerContext[_workflow_pb2.CancelRunsRequest, _abc.Awaitable[_workflow_pb2.CancelRunsResponse]],
+    ) -> _abc.Awaitable[_workflow_pb2.CancelRunsResponse]:
+        """Cancels the open runs of a filter: first a preview, then in sets. For operators. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def RequeueSteps(
+        self,
+        request: _workflow_pb2.RequeueStepsRequest,
+        context: _aio.ServicerContext[_workflow_pb2.RequeueStepsRequest, _abc.Awaitable[_workflow_pb2.RequeueStepsResponse]],
+    ) -> _abc.Awaitable[_workflow_pb2.RequeueStepsResponse]:
+        """Makes the steps of a filter that wait for their next attempt leasable at once: first a preview, then in sets. For
+        operators. May be repeated.
+        """
 
 def add_WorkflowServiceServicer_to_server(servicer: WorkflowServiceServicer, server: _aio.Server) -> None: ...

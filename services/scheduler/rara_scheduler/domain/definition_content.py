@@ -11,10 +11,10 @@ _Message: TypeAlias = workflow_pb2.Definition | workflow_pb2.StepDefinition | wo
 
 
 def content_of(message: workflow_pb2.Definition) -> workflow_pb2.Definition:
-    """A copy without what the scheduler gives: version, hash, time."""
+    """A copy without what the scheduler gives: version, hash, time, pause."""
     content = workflow_pb2.Definition()
     content.CopyFrom(message)
-    for given in ("version", "content_sha256", "created_at"):
+    for given in ("version", "content_sha256", "created_at", "pause"):
         content.ClearField(given)
     return content
 

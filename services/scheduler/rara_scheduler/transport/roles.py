@@ -36,6 +36,12 @@ _BY_SERVICE: Final[Mapping[str, Mapping[str, frozenset[Role]]]] = {
         "QueryLineage": _PEOPLE,
         "ListExecutors": _PEOPLE,
         "DrainExecutor": _OPERATORS,
+        "Pause": _OPERATORS,
+        "Resume": _OPERATORS,
+        "ListPauses": _PEOPLE,
+        "RetryRuns": _OPERATORS,
+        "CancelRuns": _OPERATORS,
+        "RequeueSteps": _OPERATORS,
     },
     # CreateUpload asks an executor for a lease of its own as well.
     "rara.v1.ArtifactService": {
