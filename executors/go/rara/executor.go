@@ -60,6 +60,7 @@ func NewExecutor(registry *Registry, options Options) (*Executor, error) {
 		Transfers:        options.Transfers,
 		TransferPatience: options.TransferPatience,
 		SecretsDir:       options.SecretsDir,
+		ReadyFile:        options.ReadyFile,
 		Logger:           logs.Redacted(logger, &redactor),
 		Redactor:         &redactor,
 		Jitter:           rand.Float64,

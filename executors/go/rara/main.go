@@ -10,6 +10,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/rara-run/rara/executors/go/internal/readyfile"
 )
 
 // Exit codes of Main, as of the Python executor.
@@ -41,6 +43,20 @@ type Setup func(ctx context.Context) (end func(context.Context) error, err error
 const lastWords = 500 * time.Millisecond
 
 func setUp(setups []Setup) (end func(), err error) {
+const readyFile = "RARA_EXECUTOR_READY_FILE"
+
+func checkReady(lookup func(string) (string, bool), errout io.Writer) int {
+	switch path, _ := lookup(readyFile); {
+	case path == "":
+		fmt.Fprintln(errout, "rara-executor: "+readyFile+" names no file")
+		return exitUsage
+	case !readyfile.IsNew(path):
+		fmt.Fprintln(errout, "rara-executor: not ready")
+		return exitFailed
+	}
+	return exitOK
+}
+
 	var ends []func(context.Context) error
 	for _, setup := range setups {
 		one, err := setup(context.Background())

@@ -48,6 +48,9 @@ type Options struct {
 	TransferPatience time.Duration
 	// SecretsDir is where the secret provider `file` looks. [RARA_EXECUTOR_SECRETS_DIR]
 	SecretsDir string
+	// ReadyFile is there, and touched every second, while jobs can come; for health checks, such as the command `ready`
+	// of Main. [RARA_EXECUTOR_READY_FILE]
+	ReadyFile string
 	// Logger gets what the executor and its handlers log, without secrets.
 	// [RARA_LOG_FORMAT auto, json or console, RARA_LOG_LEVEL debug, info, warning or error]
 	Logger *slog.Logger
@@ -139,6 +142,7 @@ func FromEnvironment(lookup func(string) (string, bool)) (Options, error) {
 	set("RARA_EXECUTOR_TRANSFERS", asNumber(&o.Transfers))
 	set("RARA_EXECUTOR_TRANSFER_PATIENCE_S", asSeconds(&o.TransferPatience))
 	set("RARA_EXECUTOR_SECRETS_DIR", asText(&o.SecretsDir))
+	set(readyFile, asText(&o.ReadyFile))
 	set("RARA_LOG_FORMAT", asOneOf(&format, "auto", "json", "console"))
 	set("RARA_LOG_LEVEL", asOneOf(&level, "debug", "info", "warning", "error"))
 	o.Logger = logs.New(os.Stderr, format, level)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"log/slog"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +19,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv("RARA_TEST_MAIN") != "" {
+		rara.Main(ownProcess())
+	}
 	rara.ServeChild(ownProcess())
 	flag.Parse()
 	_ = flag.Set("test.parallel", "8") // most of a test is waiting

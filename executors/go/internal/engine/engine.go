@@ -43,6 +43,7 @@ type Config struct {
 	// TransferPatience is how long a transfer may move nothing.
 	TransferPatience time.Duration
 	SecretsDir       string
+	ReadyFile        string // is there, and new, while jobs can come; empty: there is none
 
 	Logger   *slog.Logger // redacted with Redactor
 	Redactor *redact.Redactor

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rara-run/rara/executors/go/internal/blobs"
 	"github.com/rara-run/rara/executors/go/internal/leaseclock"
+	"github.com/rara-run/rara/executors/go/internal/readyfile"
 	"github.com/rara-run/rara/executors/go/internal/scratch"
 )
 
@@ -133,7 +134,8 @@ func (s *Supervisor) reportReadiness(ctx context.Context) {
 	defer ticker.Stop()
 	wasReady, wasSaid := false, false
 	for {
-		if ready := s.isReady(); ready != wasReady || !wasSaid {
+		ready := s.isReady()
+		if ready != wasReady || !wasSaid {
 			s.config.Logger.Info("executor.readiness_changed", "ready", ready)
 			wasReady, wasSaid = ready, true
 		}
@@ -144,3 +146,6 @@ func (s *Supervisor) reportReadiness(ctx context.Context) {
 		}
 	}
 }
+	file := readyfile.New(s.config.ReadyFile, s.config.Logger)
+	defer file.Show(false)
+		file.Show(ready)
