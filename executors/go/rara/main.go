@@ -25,7 +25,13 @@ const (
 // Main is the body of a program that is an executor: it reads the environment and the command line, runs until a signal
 // ends it, and exits. The first SIGTERM or SIGINT drains; the second one ends at once. setups are called first, and what
 // they return at the end, in processes of operations with OwnProcess, too: rara.Main(registry, otlp.Setup) sends spans.
+//
+// With the argument `ready` the program is a health check instead, which needs no shell: it ends at once, with 0 while
+// the executor beside it keeps the file of RARA_EXECUTOR_READY_FILE new.
 func Main(registry *Registry, setups ...Setup) {
+	if len(os.Args) == 2 && os.Args[1] == "ready" {
+		os.Exit(checkReady(os.LookupEnv, os.Stderr))
+	}
 	ServeChild(registry, setups...)
 	end, err := setUp(setups)
 	if err != nil {
@@ -51,6 +57,12 @@ func checkReady(lookup func(string) (string, bool), errout io.Writer) int {
 		fmt.Fprintln(errout, "rara-executor: "+readyFile+" names no file")
 		return exitUsage
 	case !readyfile.IsNew(path):
+// Setup prepares something of the process. end, which is not nil, is given half a second.
+type Setup func(ctx context.Context) (end func(context.Context) error, err error)
+
+const lastWords = 500 * time.Millisecond
+
+func setUp(setups []Setup) (end func(), err error) {
 		fmt.Fprintln(errout, "rara-executor: not ready")
 		return exitFailed
 	}
