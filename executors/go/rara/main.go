@@ -43,12 +43,6 @@ func Main(registry *Registry, setups ...Setup) {
 	os.Exit(code)
 }
 
-// Setup prepares something of the process. end, which is not nil, is given half a second.
-type Setup func(ctx context.Context) (end func(context.Context) error, err error)
-
-const lastWords = 500 * time.Millisecond
-
-func setUp(setups []Setup) (end func(), err error) {
 const readyFile = "RARA_EXECUTOR_READY_FILE"
 
 func checkReady(lookup func(string) (string, bool), errout io.Writer) int {

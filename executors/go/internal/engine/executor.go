@@ -132,6 +132,8 @@ func (s *Supervisor) waitForWork() {
 func (s *Supervisor) reportReadiness(ctx context.Context) {
 	ticker := time.NewTicker(readinessCheck)
 	defer ticker.Stop()
+	file := readyfile.New(s.config.ReadyFile, s.config.Logger)
+	defer file.Show(false)
 	wasReady, wasSaid := false, false
 	for {
 		ready := s.isReady()
@@ -139,6 +141,7 @@ func (s *Supervisor) reportReadiness(ctx context.Context) {
 			s.config.Logger.Info("executor.readiness_changed", "ready", ready)
 			wasReady, wasSaid = ready, true
 		}
+		file.Show(ready)
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
@@ -146,6 +149,3 @@ func (s *Supervisor) reportReadiness(ctx context.Context) {
 		}
 	}
 }
-	file := readyfile.New(s.config.ReadyFile, s.config.Logger)
-	defer file.Show(false)
-		file.Show(ready)
