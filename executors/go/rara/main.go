@@ -51,18 +51,18 @@ func checkReady(lookup func(string) (string, bool), errout io.Writer) int {
 		fmt.Fprintln(errout, "rara-executor: "+readyFile+" names no file")
 		return exitUsage
 	case !readyfile.IsNew(path):
-// Setup prepares something of the process. end, which is not nil, is given half a second.
-type Setup func(ctx context.Context) (end func(context.Context) error, err error)
-
-const lastWords = 500 * time.Millisecond
-
-func setUp(setups []Setup) (end func(), err error) {
 		fmt.Fprintln(errout, "rara-executor: not ready")
 		return exitFailed
 	}
 	return exitOK
 }
 
+// Setup prepares something of the process. end, which is not nil, is given half a second.
+type Setup func(ctx context.Context) (end func(context.Context) error, err error)
+
+const lastWords = 500 * time.Millisecond
+
+func setUp(setups []Setup) (end func(), err error) {
 	var ends []func(context.Context) error
 	for _, setup := range setups {
 		one, err := setup(context.Background())
