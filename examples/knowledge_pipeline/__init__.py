@@ -4,5 +4,7 @@ from pathlib import Path
 from typing import Final
 
 DEFINITION_FILE: Final = Path(__file__).with_name("definition.yaml")
+GO_DEFINITION_FILE: Final = Path(__file__).with_name("definition_go.yaml")
+"""The same with one step in Go."""
 
-__all__ = ["DEFINITION_FILE"]
+__all__ = ["DEFINITION_FILE", "GO_DEFINITION_FILE"]

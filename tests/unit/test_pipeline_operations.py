@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from knowledge_pipeline import DEFINITION_FILE, ledger, operations, records
+from knowledge_pipeline import DEFINITION_FILE, GO_DEFINITION_FILE, ledger, operations, records
 from knowledge_pipeline.fulltext import Builder, Index, Settings
 from rara_client.definitions import load_definition
 from rara_executor import BlockingJob, Terminal
@@ -301,6 +301,14 @@ def test_the_first_step_refuses_input_that_no_step_understands(options: object, 
     schema = DEFAULT.get("corpus.collect", "1.0.0")
     assert schema is not None
     assert jsonschema_rs.is_valid(dict(schema.input_schema or {}), {"options": options}) is fits
+
+
+def test_the_pipeline_in_both_languages_differs_in_the_language_of_one_step_alone() -> None:
+    expected = load_definition(DEFINITION_FILE)
+    expected.definition += "-go"
+    (clean,) = (step for step in expected.steps if step.step_name == "clean")
+    clean.executor_kind = "go"
+    assert load_definition(GO_DEFINITION_FILE) == expected
 
 
 def test_the_definition_names_the_operations_that_exist_and_binds_what_they_open() -> None:

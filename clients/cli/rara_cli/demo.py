@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from knowledge_pipeline import DEFINITION_FILE
+from knowledge_pipeline import DEFINITION_FILE, GO_DEFINITION_FILE
 from rara.v1 import workflow_pb2
 from rara_client import Client
 from rara_client.definitions import load_definition
@@ -150,12 +150,8 @@ class _Demo:
         return True
 
     async def _register(self, client: Client, *, in_go: bool) -> workflow_pb2.Definition:
-        wanted = load_definition(DEFINITION_FILE)
-        if in_go:
-            # A name of its own: whoever starts the pipeline in this folder later may have no Go.
-            wanted.definition += "-go"
-            (step,) = (step for step in wanted.steps if step.step_name == GO_STEP)
-            step.executor_kind = "go"
+        # Go's has a name of its own: whoever starts the pipeline in this folder later may have no Go.
+        wanted = load_definition(GO_DEFINITION_FILE if in_go else DEFINITION_FILE)
         return (await client.register_definition(wanted)).definition
 
     async def _start_run(
