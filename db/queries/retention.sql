@@ -12,6 +12,23 @@ select w.workflow_run_id::text, w.ended_at, w.steps_total
  order by w.ended_at desc, w.workflow_run_id desc
  limit $4::int;
 
+-- name: expired
+-- What pruning with $1 days would look at. Some of it stays: for a retry, a young key, a run that was still at work.
+with days as (
+    select c.oid, to_date(right(c.relname, 8), 'YYYYMMDD') as day
+      from pg_inherits i
+      join pg_class c on c.oid = i.inhrelid
+     where i.inhparent in ('rara.step_event'::regclass, 'rara.step_attempt'::regclass)
+       and c.relname ~ '^step_(event|attempt)_\d{8}$'
+)
+select (select count(*) from rara.workflow_run w where w.ended_at < l.before)::bigint as runs,
+       (select coalesce(sum(w.steps_total), 0) from rara.workflow_run w where w.ended_at < l.before)::bigint as steps,
+       (select min(w.ended_at) from rara.workflow_run w where w.ended_at < l.before) as oldest,
+       (select count(*) from days d where d.day < (l.before at time zone 'UTC')::date)::int as partitions,
+       (select coalesce(sum(pg_total_relation_size(d.oid)), 0) from days d
+         where d.day < (l.before at time zone 'UTC')::date)::bigint as partition_bytes
+  from (select now() - make_interval(days => $1::int) as before) l;
+
 -- name: remove_runs
 select runs, steps from rara.remove_runs($1::uuid[], $2::timestamptz);
 

@@ -14,12 +14,13 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rara_scheduler.app import RETENTION_HEALTH
-from rara_scheduler.loops.retention import RetentionLoop
+from rara_scheduler.loops.retention import Pruner
 from rara_scheduler.store.check import check
 from rara_scheduler.store.database import Database, StoreUnavailable
 from rara_scheduler.store.history import HistoryStore
 from rara_scheduler.store.retention import ExpiredRun, RetentionStore
 from rara_scheduler.store.retry_run import RunRetrier
+from support.command_line import rara
 from support.running_scheduler import running_scheduler, until
 from support.store_world import StoreWorld, accepted, failed, new_id, progress, reports, running, store_world
 
@@ -89,16 +90,13 @@ async def world(database_url: str) -> AsyncIterator[StoreWorld]:
         yield opened
 
 
-def loop_of(world: StoreWorld, store: RetentionStore, *, keep_days: int | None = KEEP_DAYS) -> RetentionLoop:
-    async def report(_: bool) -> None: ...
-
-    return RetentionLoop(
-        HistoryStore(world.database), store, days_ahead=1, keep_days=keep_days, every_s=60.0, report=report
-    )
+def pruner_of(world: StoreWorld, store: RetentionStore, *, keep_days: int | None = KEEP_DAYS) -> Pruner:
+    return Pruner(HistoryStore(world.database), store, days_ahead=1, keep_days=keep_days)
 
 
-async def cleanup(world: StoreWorld) -> tuple[int, int]:
-    return await loop_of(world, RetentionStore(world.database)).cycle()
+async def cleanup(world: StoreWorld, store: RetentionStore | None = None) -> tuple[int, int]:
+    pruned = await pruner_of(world, store or RetentionStore(world.database)).prune()
+    return pruned.runs, pruned.steps
 
 
 async def counts(world: StoreWorld) -> dict[str, int]:
@@ -174,7 +172,7 @@ async def remove_backlog(world: StoreWorld, steps: int, live: int, *, always_fas
 
     quiet = await lease_times(world, asyncio.create_task(asyncio.sleep(0.7)))
     store = Timed(world.database)
-    cycle = asyncio.create_task(loop_of(world, store).cycle())
+    cycle = asyncio.create_task(cleanup(world, store))
     busy = await lease_times(world, cycle)
     assert await cycle == (past_runs, steps)
 
@@ -266,7 +264,8 @@ async def test_what_a_retry_a_key_or_time_still_needs_stays(world: StoreWorld) -
 @pytest.mark.case("DBL-4")
 async def test_without_a_setting_nothing_goes(world: StoreWorld) -> None:
     await world.raw.execute(PAST, 3, STEPS_A_RUN, 4000)
-    assert await loop_of(world, RetentionStore(world.database), keep_days=None).cycle() == (0, 0)
+    pruned = await pruner_of(world, RetentionStore(world.database), keep_days=None).prune()
+    assert (pruned.runs, pruned.steps, pruned.dropped) == (0, 0, ())
     assert await world.raw.fetchval("select count(*) from rara.workflow_run") == 3
 
 
@@ -427,7 +426,7 @@ async def test_a_piece_that_is_too_much_for_one_statement_is_tried_smaller(
     database = Database(database_url, statement_timeout_s=0.25)  # 300 steps take 0.6 s
     await database.open()
     try:
-        assert await loop_of(world, RetentionStore(database)).cycle() == (30, 300)
+        assert await cleanup(world, RetentionStore(database)) == (30, 300)
     finally:
         await database.close()
 
@@ -446,8 +445,37 @@ async def test_a_run_that_is_too_much_for_any_statement_hides_none_behind_it(
     database = Database(database_url, statement_timeout_s=0.25)  # 400 steps take 0.8 s
     await database.open()
     try:
-        with pytest.raises(StoreUnavailable):
-            await loop_of(world, RetentionStore(database)).cycle()
+        pruned = await pruner_of(world, RetentionStore(database)).prune()
+        assert pruned.runs == 3
+        assert pruned.left is not None
+        assert isinstance(pruned.left[1], StoreUnavailable)
     finally:
         await database.close()
     assert await world.raw.fetchval("select array_agg(steps_total) from rara.workflow_run") == [400]
+
+
+async def test_pruning_by_hand_says_what_would_go_asks_and_removes_it(
+    world: StoreWorld, database_url: str
+) -> None:
+    for days_ago in (40, 41):  # a run that ended seconds earlier may have done so on the day before
+        await make_day(world, days_ago)
+    await world.raw.execute(PAST, 4, STEPS_A_RUN, 40)
+    await world.raw.execute(PAST, 1, STEPS_A_RUN, 5)
+    env = {"RARA_DATABASE_URL": database_url, "RARA_RETENTION_DAYS": str(KEEP_DAYS)}
+
+    preview = (await rara("db", "prune", "--dry-run", "-o", "json", env=env)).json
+    assert (preview["runs"], preview["steps"], preview["partitions"]) == (4, 40, 4)
+    assert preview["partition_bytes"] > 0
+    unasked = await rara("db", "prune", env=env)
+    assert (unasked.code, "remove up to 4 runs with 40 steps and 4 partitions" in unasked.err) == (2, True)
+    assert (await counts(world))["workflow_run"] == 5
+
+    done = await rara("db", "prune", "--yes", "-o", "json", "--days-ahead", "2", env=env)
+    assert done.code == 0
+    assert (done.json["runs"], done.json["steps"], done.json["left"]) == (4, 40, None)
+    assert len(done.json["partitions_dropped"]) == 4
+    assert not set(done.json["partitions_dropped"]) & await partitions(world)
+    assert (await counts(world))["workflow_run"] == 1
+    again = await rara("db", "prune", "--yes", env=env)
+    assert again.lines[0] == "removed 0 runs with 0 steps"
+    assert (await rara("db", "prune", "--keep-days", "0", env=env)).code == 2

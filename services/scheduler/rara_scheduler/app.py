@@ -30,6 +30,7 @@ from rara_scheduler.cancelling import Cancelling
 from rara_scheduler.domain.definition import DefinitionLimits
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.retry import RetryPolicy
+from rara_scheduler.draining import Draining
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.loops.committer import Committer
 from rara_scheduler.loops.direct import DirectLoop
@@ -37,7 +38,7 @@ from rara_scheduler.loops.dispatch import DispatchLoop, RouteTable
 from rara_scheduler.loops.heartbeat import HeartbeatLoop
 from rara_scheduler.loops.looks import LookLoop
 from rara_scheduler.loops.notify import NotifyLoop
-from rara_scheduler.loops.retention import RetentionLoop
+from rara_scheduler.loops.retention import Pruner, RetentionLoop
 from rara_scheduler.loops.spans import SpanLoop
 from rara_scheduler.loops.sweep import SweepLoop
 from rara_scheduler.loops.uploads import UploadLoop
@@ -126,6 +127,7 @@ class Scheduler:
         session_store = SessionStore(self._database)
         cancels = CancelStore(self._database, definitions, cancel_grace_s=s.cancel_grace_s)
         self._notify = NotifyLoop(s.database_url, hint=self._hinted, connect_timeout_s=s.acquire_timeout_s)
+        self._draining = Draining(self._sessions)
         aftermath = Aftermath(
             self._sessions,
             self._hub,
@@ -133,6 +135,7 @@ class Scheduler:
             wake_sweep=self._wake_sweep,
             tell_others=self._notify.tell_others,
             metrics=metrics,
+            draining=self._draining,
         )
         self._committer = Committer(
             CommitStore(
@@ -190,11 +193,15 @@ class Scheduler:
             cancel_grace_s=s.cancel_grace_s,
             wake_dispatch=self._wake_dispatch,
         )
+        retention = RetentionStore(self._database)
         self._retention = RetentionLoop(
-            HistoryStore(self._database),
-            RetentionStore(self._database),
-            days_ahead=s.history_partitions_ahead,
-            keep_days=s.retention_days,
+            Pruner(
+                HistoryStore(self._database),
+                retention,
+                days_ahead=s.history_partitions_ahead,
+                keep_days=s.retention_days,
+            ),
+            retention,
             every_s=s.retention_every_s,
             report=self._report_retention,
         )
@@ -310,10 +317,33 @@ class Scheduler:
 
     def stop(self) -> None:
         """Ask for a graceful stop. Repeats do nothing."""
+        self._draining.begin()
         self._stop_asked.set()
 
-    async def start(self) -> None:
-        """Check the schema, open the port, serve. Raises Fault or MigrationError when it cannot."""
+    def tell_drain(self) -> None:
+        """Say, once, what a stop leaves behind: at its end, or when the process is to end sooner."""
+        self._draining.tell()
+
+    async def start(self) -> bool:
+        """Check the schema, open the port, serve. False: a stop was asked for first, and this is its end.
+
+        Raises Fault or MigrationError when it cannot.
+        """
+        begin = asyncio.create_task(self._start(), name="start")
+        stop = asyncio.create_task(self._stop_asked.wait(), name="stop")
+        try:
+            await asyncio.wait([begin, stop], return_when=asyncio.FIRST_COMPLETED)
+            if begin.done():
+                begin.result()
+                return True
+        finally:
+            begin.cancel()
+            stop.cancel()
+            await asyncio.wait([begin, stop])
+        await self._close()
+        return False
+
+    async def _start(self) -> None:
         await self._check_schema()
         await self._blobs.prepare()
         await self._database.open()
@@ -397,11 +427,13 @@ class Scheduler:
                 await self._committer.drained()
         except TimeoutError:
             log.warning("scheduler.uncommitted", events=self._committer.waiting)
+        self._draining.begin()  # sessions that were on their way when the stop was asked for
         for session in self._sessions:
             session.end("SHUTTING_DOWN", reconnect_after_s=0.2)
         await self._dispatch_servicer.all_closed()
 
     async def _close(self) -> None:
+        self._draining.close()
         for session in self._sessions:
             session.end()
         rest_s = 0.04 * self._settings.stop_s  # four of them, of the fifth that the drain has left
@@ -411,6 +443,7 @@ class Scheduler:
         await self._database.close(timeout_s=rest_s)
         self._blobs.close()
         await asyncio.to_thread(self._telemetry.close, timeout_s=rest_s)
+        self.tell_drain()
         log.info("scheduler.stopped")
 
     async def _check_schema(self) -> None:
@@ -426,12 +459,7 @@ class Scheduler:
                 break
             except (StoreUnavailable, Conflict, TimeoutError) as error:
                 log.warning("scheduler.waiting_for_database", error=repr(error))
-                try:
-                    async with asyncio.timeout(1.0):
-                        await self._stop_asked.wait()
-                except TimeoutError:
-                    continue
-                raise Fault(Code.SHUTTING_DOWN, "stopped before the database was there") from error
+                await asyncio.sleep(1.0)
         if found.unknown:
             newest = found.unknown[-1]
             raise Fault(
@@ -493,19 +521,24 @@ async def serve(settings: Settings) -> int:
     scheduler = Scheduler(settings)
     loop = asyncio.get_running_loop()
 
+    def end_now() -> None:
+        scheduler.tell_drain()
+        os._exit(1)
+
     def on_signal() -> None:
         if scheduler.stop_asked:
-            os._exit(1)  # asked twice: at once; leases expire
+            end_now()  # asked twice: at once; leases expire
         scheduler.stop()
         # Whatever hangs, this loop too: a process that was asked to stop ends. Leases expire, and nothing
         # acknowledged is lost.
-        last_resort = threading.Timer(settings.stop_s, os._exit, (1,))
+        last_resort = threading.Timer(settings.stop_s, end_now)
         last_resort.daemon = True
         last_resort.start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    await scheduler.start()
+    if not await scheduler.start():
+        return 0
     print(f"rara-scheduler listening on {scheduler.address}", flush=True)  # noqa: T201 - what scripts wait for
     log.info(
         "scheduler.started",

@@ -1,4 +1,4 @@
-"""`rara db`: bring the database to this version's schema, see where it stands, check its history."""
+"""`rara db`: bring the database to this version's schema, see where it stands, check and prune its history."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def database_url_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group(cls=Group)
 def db() -> None:
-    """Migrate or check the database, or show where it stands."""
+    """Migrate, check or prune the database, or show where it stands."""
 
 
 @db.command()
@@ -96,3 +96,35 @@ async def check(
             max_attempts=max_attempts,
             limit=limit,
         )
+
+
+@db.command()
+@database_url_option
+@click.option(
+    "--keep-days",
+    envvar="RARA_RETENTION_DAYS",
+    required=True,
+    type=click.IntRange(1, 36_500),
+    metavar="DAYS",
+    help="Keep what ended so many days ago, or less.  [env: RARA_RETENTION_DAYS]",
+)
+@click.option(
+    "--days-ahead",
+    envvar="RARA_HISTORY_PARTITIONS_AHEAD",
+    type=click.IntRange(1, 30),
+    default=3,
+    help="Make the partitions of so many days to come.  [env: RARA_HISTORY_PARTITIONS_AHEAD; default: 3]",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what is past retention.")
+@pass_session
+async def prune(session: Session, database_url: str, keep_days: int, days_ahead: int, dry_run: bool) -> int:
+    """Remove runs, events and attempts that are past retention, now; schedulers do it once an hour by themselves.
+
+    Whole days of history are dropped as partitions, runs go in small pieces, beside schedulers at work. A run stays
+    while a retry of it does, or the idempotency key that started it is younger than a week. May be interrupted at any
+    moment, and run from several places at once. Exits with 6 when something could not be removed now.
+    """
+    from rara_cli import database, prune
+
+    async with database.database_faults():
+        return await prune.prune(session, database_url, keep_days, days_ahead, dry_run)

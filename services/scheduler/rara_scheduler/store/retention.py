@@ -18,6 +18,17 @@ class ExpiredRun:
     steps: int
 
 
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What lies beyond a number of days: at most this goes."""
+
+    runs: int
+    steps: int
+    oldest: datetime | None
+    partitions: int
+    partition_bytes: int
+
+
 class RetentionStore:
     """Any scheduler may be at it; what one works on, the others pass over."""
 
@@ -30,6 +41,13 @@ class RetentionStore:
             found = await connection.fetchval(query("retention_limit"), keep_days)
         assert isinstance(found, datetime)  # noqa: S101 - now() is one
         return found
+
+    async def expired(self, keep_days: int) -> Expired:
+        """How much is past retention. Changes nothing."""
+        async with self._database.connection() as connection:
+            row = await connection.fetchrow(query("expired"), keep_days)
+        assert row is not None  # noqa: S101 - a row of counts
+        return Expired(**dict(row))
 
     async def expired_runs(
         self, before: datetime, behind: ExpiredRun | None, *, steps: int
