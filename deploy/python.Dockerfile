@@ -51,6 +51,7 @@ RUN --mount=type=bind,from=installer,source=/opt/installer,target=/opt/installer
     --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     /opt/installer/bin/uv pip install -q --no-cache --offline --no-deps --compile-bytecode --python /opt/rara /wheel/*.whl
 COPY --chmod=0644 examples/knowledge_pipeline/definition.yaml /usr/share/rara/knowledge-pipeline.yaml
+COPY --chmod=0644 examples/knowledge_pipeline/definition_go.yaml /usr/share/rara/knowledge-pipeline-go.yaml
 USER 10001:10001
 EXPOSE 7310
 HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s \
