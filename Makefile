@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PACKAGING := pyproject.toml requirements/installer.lock scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-crash up test soak chaos conformance compose-test check proto lock clean
+.PHONY: help setup demo demo-crash up test soak chaos bench conformance compose-test check proto lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ chaos: setup ## a stack under load and random faults, then the verdict; DURATION
 soak: $(VENV)/.dev ## the long tests, then the fault tests ROUNDS times in a row (20)
 	@scripts/soak.sh $(ROUNDS) $(PARALLEL) $(ARGS)
 
+bench: ## product, physical limit and peers in turn, against the bars; ARGS="--only drain,limit --rounds 3"
+	@scripts/bench.sh $(ARGS)
+
 compose-test: $(VENV)/.dev ## images and compose file on a container engine, through kills, cuts and restarts
 	@scripts/compose-test.sh $(ARGS)
 
@@ -61,9 +64,11 @@ lock: $(VENV)/.dev ## write the lock files in requirements/
 	$(LOCK) pyproject.toml requirements/build.in --extra all -o requirements/runtime.lock
 	$(LOCK) pyproject.toml requirements/build.in --extra all --extra speed --group dev \
 		-c requirements/runtime.lock -o requirements/dev.lock
+	$(LOCK) pyproject.toml requirements/build.in --extra all --extra speed --group bench \
+		-c requirements/runtime.lock -o requirements/bench.lock
 
 clean: ## remove what can be made again: environment, caches, the demo's data
-	rm -rf $(VENV) .cache .rara .mypy_cache .ruff_cache .pytest_cache .hypothesis dist demo-result.json
+	rm -rf $(VENV) .venv-bench .cache .rara .mypy_cache .ruff_cache .pytest_cache .hypothesis dist demo-result.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.runtime: requirements/runtime.lock $(PACKAGING)

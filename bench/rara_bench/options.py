@@ -1,0 +1,25 @@
+"""What can be chosen about a run of the benchmark."""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Recorded as it is in latest.json.
+
+    steps: of a drain. rounds: interleaved. tries: of a round's measurement that others disturbed.
+    others: the share of all processors that others may use meanwhile.
+    slots, jobs_per_runner, uvloop: settings of the product under test.
+    """
+
+    rounds: int = 7
+    steps: int = 20_000
+    tries: int = 3
+    others: float = 0.08
+    slots: int = 1000
+    jobs_per_runner: int = 1000
+    uvloop: bool = True
+    postgres: str = "any"
+
+    def record(self) -> dict[str, object]:
+        return asdict(self)

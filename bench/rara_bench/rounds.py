@@ -1,0 +1,58 @@
+"""Rounds: every arm once, in turn, then again; what others disturbed is measured anew."""
+
+import sys
+import time
+from collections.abc import Sequence
+
+from rara_bench.arm import Arm, Bench, CannotMeasure, Sample
+from rara_bench.machine import Watch
+
+
+async def run(bench: Bench, arms: Sequence[Arm]) -> tuple[list[Sample], dict[str, str]]:
+    """All samples, and of each arm that could not be measured the reason."""
+    began = time.monotonic()
+    samples: list[Sample] = []
+    missing: dict[str, str] = {}
+    for number in range(1, bench.options.rounds + 1):
+        for arm in arms:
+            if arm.name in missing:
+                continue
+            try:
+                sample = await _measure(bench, arm, number, began)
+            except CannotMeasure as problem:
+                missing[arm.name] = str(problem)
+                _say(f"round {number}  {arm.name:<24}cannot be measured: {problem}")
+                continue
+            samples.append(sample)
+            _say(f"round {number}  {arm.name:<24}{_shown(sample)}")
+    return samples, missing
+
+
+async def _measure(bench: Bench, arm: Arm, number: int, began: float) -> Sample:
+    """The least disturbed of a few tries; the first that was not disturbed ends them."""
+    best: Sample | None = None
+    for tries in range(1, bench.options.tries + 1):
+        start, watch = time.monotonic(), Watch.begin()
+        figures = await arm.measure(bench)
+        busy, others = watch.shares()
+        middle = (start + time.monotonic()) / 2 - began
+        sample = Sample(arm.name, number, middle, figures, busy, others, tries)
+        if best is None or sample.others < best.others:
+            best = sample
+        if others <= bench.options.others:
+            break
+    assert best is not None
+    return best
+
+
+def _shown(sample: Sample) -> str:
+    figures = "  ".join(f"{name}={_short(value)}" for name, value in sample.figures.items())
+    return f"{figures}  (others {sample.others:.0%}, tries {sample.tries})"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
