@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 PACKAGING := pyproject.toml requirements/installer.lock scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-crash up test soak chaos bench conformance compose-test check proto lock clean
+.PHONY: help setup demo demo-crash up test soak chaos bench conformance compose-test load check proto lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: ## product, physical limit and peers in turn, against the bars; ARGS="--o
 compose-test: $(VENV)/.dev ## images and compose file on a container engine, through kills, cuts and restarts
 	@scripts/compose-test.sh $(ARGS)
 
+load: $(VENV)/.dev ## a load on a running Rara, or on one of its own; ARGS="--stack --rate 50 --duration 30"
+	@$(RUN)/python bench/load.py $(ARGS)
+
 conformance: $(VENV)/.dev ## play the contract against our executors, both ways
 	@scripts/conformance.sh
 
@@ -68,7 +71,7 @@ lock: $(VENV)/.dev ## write the lock files in requirements/
 		-c requirements/runtime.lock -o requirements/bench.lock
 
 clean: ## remove what can be made again: environment, caches, the demo's data
-	rm -rf $(VENV) .venv-bench .cache .rara .mypy_cache .ruff_cache .pytest_cache .hypothesis dist demo-result.json
+	rm -rf $(VENV) .venv-bench .cache .rara .mypy_cache .ruff_cache .pytest_cache .hypothesis dist demo-result.json load-report.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.runtime: requirements/runtime.lock $(PACKAGING)
