@@ -19,6 +19,7 @@ from rara_testing.ports import free_port
 from rara_testing.processes import Process, Processes
 from rara_testing.scripted_executor import ScriptedExecutor
 from support.database_paths import frozen, sessions
+from support.drain_line import drained
 from support.running_scheduler import ACCEPT_S, SWEEP_S, until
 from support.scheduler_process import start_scheduler
 from support.spawned_executor import spawn_executor
@@ -97,6 +98,7 @@ async def stop_scheduler(
         await until_running(raw, STEPS)
         code, took_s = await stopped(first, stop_s)
         assert (code, took_s < stop_s + slack_s) == (0, True), (code, took_s)
+        assert drained(first) == (0, STEPS, 0, 0)  # left to their executor
         for stream in streams:
             assert (await stream.expect("go_away")).reason == "SHUTTING_DOWN"
             await asyncio.wait_for(stream.ended.wait(), 5)
@@ -110,6 +112,7 @@ async def stop_scheduler(
     )
     assert [(row["attempt"], row["failures"], row["output"]) for row in rows] == [(1, 0, b"1")] * STEPS
     assert (await stopped(executor, stop_s))[0] == 0
+    assert drained(executor) == (0, 0, 0, 0)
 
 
 async def hand_back(
@@ -131,6 +134,7 @@ async def hand_back(
         await spawn_executor(processes, address, folder, name="staying", **given)
         code, took_s = await stopped(leaving, stop_s)
         assert (code, took_s < stop_s + slack_s) == (0, True), (code, took_s)
+        assert drained(leaving) == (0, 1, 0, 0)
         await until_running(raw, 1)
         row = await raw.fetchrow(
             "select a.reason, a.spent, l.attempt, l.failures, extract(epoch from l.granted_at - a.ended_at) as gap_s"
@@ -211,6 +215,7 @@ async def test_a_stop_ends_in_time_while_postgresql_stands_still(database_url: s
             assert (await executor.expect("go_away")).reason == "SHUTTING_DOWN"
             acked = {ack.sequence for acks in executor.all("acks") for ack in acks.acks}
             assert max(acked) == 2  # what was not stored was not acknowledged
+            assert drained(process) == (0, 1, 0, 0)
         # The lease is as it was: its executor goes on with the next scheduler.
         assert await raw.fetchval("select lease_token from rara.lease") == job.lease.lease_token
 
@@ -224,11 +229,14 @@ async def test_a_second_signal_ends_a_scheduler_at_once(database_url: str, tmp_p
         (job,) = [job for batch in executor.all("jobs") for job in batch.jobs]
         with frozen(await sessions(raw, "rara-scheduler")):
             await executor.events(progress(job.lease, 3))
+            await executor.heartbeat([job.lease.lease_token])
+            await executor.expect("heartbeat_ack")  # so what was sent before it has arrived, too
             process.terminate()
             await asyncio.sleep(0.3)
             assert process.returncode is None
             code, took_s = await stopped(process)
             assert (code, took_s < 0.5) == (1, True), (code, took_s)
+            assert drained(process) == (0, 0, 1, 0)  # its executor was not told
 
 
 @pytest.mark.case("STOP-1")
@@ -245,6 +253,7 @@ async def test_a_stop_does_not_wait_for_a_stream_that_stands_still(
             proxy.stall(direction)
             code, took_s = await stopped(process)
             assert (code, took_s < STOP_S) == (0, True), (code, took_s)
+            assert drained(process) == (0, 1, 0, 0)
 
 
 @pytest.mark.case("STOP-1")
@@ -284,9 +293,8 @@ async def test_a_stop_before_the_database_is_there_is_a_stop(tmp_path: Path, num
         )
         await until(lambda: says(process, "scheduler.waiting_for_database"), "a scheduler that waits")
         (process.interrupt if number is signal.SIGINT else process.terminate)()
-        await process.wait(3)
-        assert process.returncode is not None
-        assert process.returncode >= 0
+        assert await process.wait(5) == 0
+        assert drained(process) == (0, 0, 0, 0)
 
 
 async def says(process: Process, text: str) -> bool:
@@ -303,7 +311,7 @@ async def test_an_operators_drain_lets_jobs_end_and_the_executor_leave(
     async with database(database_url) as raw, Processes(tmp_path) as processes:
         _, address = await start_scheduler(processes, database_url, tmp_path, **LONG_LEASE)
         given: dict[str, Any] = {"module": "support.timed_handlers", "slots": 1, "prestart": 1, "stop_s": 10}
-        drained = await spawn_executor(processes, address, tmp_path, name="drained", **given)
+        leaving = await spawn_executor(processes, address, tmp_path, name="leaving", **given)
         go = tmp_path / "go"
         async with Client.connect(address) as client:
             await define(client, steps=1)
@@ -316,11 +324,12 @@ async def test_an_operators_drain_lets_jobs_end_and_the_executor_leave(
             second = (await client.start_run("hold", {"file": str(go)})).run.workflow_run_id
             await asyncio.sleep(ACCEPT_S + SWEEP_S)
             assert await raw.fetchval("select count(*) from rara.lease") == 1  # nothing new for it
-            assert drained.returncode is None
+            assert leaving.returncode is None
             go.touch()
             run = await client.wait_run(first, 10)
             assert run.state == workflow_pb2.WORKFLOW_RUN_STATE_SUCCEEDED
-            assert await drained.wait(10) == 0
+            assert await leaving.wait(10) == 0
+            assert drained(leaving) == (1, 0, 0, 0)
             await spawn_executor(processes, address, tmp_path, name="next", **given)
             run = await client.wait_run(second, 10)
             assert run.state == workflow_pb2.WORKFLOW_RUN_STATE_SUCCEEDED

@@ -85,6 +85,10 @@ class RunningScheduler:
             workflow_pb2.CancelRunRequest(workflow_run_id=workflow_run_id), timeout=WAIT_S
         )
 
+    async def drain(self, executor_id: str) -> None:
+        request = workflow_pb2.DrainExecutorRequest(executor_id=executor_id)
+        await self.workflows.DrainExecutor(request, timeout=WAIT_S)
+
     async def step(self, step_run_id: str) -> asyncpg.Record:
         row = await self.raw.fetchrow(
             "select * from rara.step_state where step_run_id = $1::uuid", step_run_id

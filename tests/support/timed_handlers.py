@@ -1,6 +1,7 @@
 """Operations that take a time that is asked for, and say what the clocks around them showed."""
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -35,3 +36,19 @@ async def steady(job: Job) -> int:
     while not Path(job.input["file"]).exists():
         await asyncio.sleep(0.02)
     return job.attempt
+
+
+@operation("timed.fails", version=V)
+async def fails(job: Job) -> None:
+    """Fails when the file is there."""
+    while not Path(job.input["file"]).exists():
+        await asyncio.sleep(0.02)
+    raise Retryable("TOOL_FAILED", "as asked")
+
+
+@operation("timed.ignores", version=V)
+async def ignores(_job: Job) -> None:
+    """Takes no notice of its cancel."""
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)

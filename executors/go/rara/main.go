@@ -105,7 +105,7 @@ func run(
 		fmt.Fprintf(errout, "rara-executor: %v\n", err)
 		return exitUsage
 	}
-	ctx, stop := untilSignal()
+	ctx, stop := untilSignal(executor.engine.CutShort)
 	defer stop()
 	switch err := executor.Run(ctx); {
 	case errors.Is(err, ErrReplaced):
@@ -118,14 +118,15 @@ func run(
 	return exitOK
 }
 
-// untilSignal is done at the first signal; the second ends the process.
-func untilSignal() (context.Context, func()) {
+// untilSignal is done at the first signal; the second ends the process, after a last call of cutShort.
+func untilSignal(cutShort func()) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	go func() {
 		for range signals {
 			if ctx.Err() != nil {
+				cutShort()
 				os.Exit(exitFailed)
 			}
 			cancel()

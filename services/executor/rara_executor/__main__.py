@@ -102,6 +102,7 @@ async def _serve(chosen: settings.Settings) -> None:
         nonlocal signals
         signals += 1
         if signals > 1:
+            executor.cut_short()
             os._exit(ExitCode.FAILED)  # at once, as asked: the warden ends the runners
         executor.stop()
 

@@ -62,6 +62,7 @@ class Executor:
         self._on_listening = on_listening
         self._stop = asyncio.Event()
         self._connection: Connection | DirectServer | None = None
+        self._drain: Drain | None = None
         self._tracing: JobTracing = UNTRACED
 
     def stop(self) -> None:
@@ -69,6 +70,12 @@ class Executor:
         if not self._stop.is_set():
             log.info("executor.stopping", stop_s=self._settings.executor_stop_s)
         self._stop.set()
+
+    def cut_short(self) -> None:
+        """Say what a stop that is not waited for leaves behind: the process ends now."""
+        if self._drain is not None:
+            self._drain.stop()
+            self._drain.tell()
 
     @property
     def is_ready(self) -> bool:
@@ -131,6 +138,7 @@ class Executor:
                 work,
                 self._tracing,
             )
+            self._drain = drain = Drain(supervisor, stop_s=settings.executor_stop_s)
             supervisor.pool = pool = RunnerPool(
                 Setup(list(settings.executor_modules), self._sys_path, settings.executor_memory_bytes),
                 PoolLimits(
@@ -145,11 +153,15 @@ class Executor:
             )
             try:
                 operations = await self._started(pool)
-                if operations is not None:
+                if operations is None:
+                    drain.stop()
+                    drain.tell()  # of nothing
+                else:
                     supervisor.slots.offer(operations)
-                    side = SessionSide(identity, capabilities(operations), supervisor, outbox, store)
+                    offered = capabilities(operations)
+                    side = SessionSide(identity, offered, supervisor, outbox, store, drain.asked)
                     self._connection = await self._reachable(outbox, side, supervisor)
-                    await self._serve(supervisor, side, pool, warden, self._connection)
+                    await self._serve(supervisor, side, pool, warden, self._connection, drain)
             finally:
                 self._connection = None
                 await pool.stop()
@@ -174,9 +186,9 @@ class Executor:
         pool: RunnerPool,
         warden: Warden,
         connection: Connection | DirectServer,
+        drain: Drain,
     ) -> None:
         """Fencing and sweeping outlive the drain, and runners outlive both."""
-        drain = Drain(supervisor, stop_s=self._settings.executor_stop_s)
         async with asyncio.TaskGroup() as group:
             sessions = group.create_task(connection.run(), name="sessions")
             others = [
@@ -184,7 +196,6 @@ class Executor:
                 group.create_task(_sweep(pool), name="runner sweep"),
                 group.create_task(self._report_readiness(side), name="readiness"),
                 group.create_task(_forward(self._stop.wait(), drain.stop), name="stop"),
-                group.create_task(_asked(side, drain), name="drain request"),
             ]
             await drain.begun.wait()
             await drain.run(connection, sessions)
@@ -249,10 +260,6 @@ def _one_error() -> Iterator[None]:
 async def _forward(cause: Coroutine[None, None, object], effect: Callable[[], None]) -> None:
     await cause
     effect()
-
-
-async def _asked(side: SessionSide, drain: Drain) -> None:
-    drain.asked(await side.drain_requested)
 
 
 async def _sweep(pool: RunnerPool) -> None:

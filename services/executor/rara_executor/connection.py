@@ -43,6 +43,8 @@ class Connection:
     too, for as long as TCP goes on repeating itself: a quarter of an hour.
     """
 
+    goodbye_gives_back = True
+
     def __init__(
         self,
         target: str,
@@ -60,15 +62,15 @@ class Connection:
         self._jitter = jitter
         self._longest_wait_s = MAX_BACKOFF_S
 
-    async def run(self) -> None:
-        """Until our Goodbye. Raises ReplacedError."""
+    async def run(self) -> bool:
+        """Until our Goodbye. True: the scheduler has heard it. Raises ReplacedError."""
         failures = 0
         while True:
             end = await self._one_session()
             self._outbox.rewind()
             log.info("session.ended", reason=end.reason, welcomed=end.welcomed)
             if end.said_goodbye:
-                return
+                return end.was_heard
             failures = 0 if end.welcomed else failures + 1
             wait_s = pause_s(failures, self._jitter(), self._longest_wait_s)
             if end.went_away is not None:

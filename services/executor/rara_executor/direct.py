@@ -212,6 +212,8 @@ class DirectSession:
 class DirectServer:
     """Serves ExecutorService from `run` until goodbye. `session` is there from the start."""
 
+    goodbye_gives_back = False  # nobody is told: what is still held is somebody's when its lease has expired
+
     def __init__(
         self, listen: str, side: SessionSide, supervisor: Supervisor, outbox: Outbox, door: Door | None = None
     ) -> None:
@@ -237,11 +239,12 @@ class DirectServer:
         await self._server.start()
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
-    async def run(self) -> None:
-        """Until goodbye."""
+    async def run(self) -> bool:
+        """Until goodbye. True: what was said before has been heard, being the end of calls."""
         try:
             await self.session.run()
             await self._health.enter_graceful_shutdown()
+            return True
         finally:
             await self._server.stop(LAST_WORDS_S)
 

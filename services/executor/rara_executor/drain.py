@@ -6,6 +6,7 @@ from typing import Protocol
 
 import structlog
 
+from rara_executor.drain_tally import DrainTally
 from rara_executor.session import JobSession
 from rara_executor.supervisor import Supervisor
 
@@ -18,17 +19,20 @@ MAX_LAST_WORDS_S = 3.0
 END_FRACTION = 1 / 3
 # How long acknowledgements are waited for after an operator's drain, which has no bound of its own.
 ACKS_S = 30.0
+GOODBYE_S = 5.0
 
 
 class SessionHolder(Protocol):
-    """Whoever has the session of the moment."""
+    """Whoever has the session of the moment. goodbye_gives_back: with it goes what is still held."""
+
+    goodbye_gives_back: bool
 
     @property
     def session(self) -> JobSession | None: ...
 
 
 class Drain:
-    """Begun by our own stop, which has a bound, or by an operator, who may give one."""
+    """Begun by our own stop, which has a bound, or by an operator, who may give one; each ends with one log line."""
 
     def __init__(self, supervisor: Supervisor, *, stop_s: float) -> None:
         self._supervisor = supervisor
@@ -37,6 +41,8 @@ class Drain:
         self._loop = asyncio.get_running_loop()
         self._stop_by = float("inf")  # by our own stop
         self._finish_by = float("inf")  # by the operator's word
+        self._began_at: float | None = None
+        self._is_told = False
         self.begun = asyncio.Event()
 
     def stop(self) -> None:
@@ -50,8 +56,28 @@ class Drain:
             self._finish_by = self._loop.time() + finish_within_s
         self._begin()
 
-    async def run(self, connection: SessionHolder, sessions: asyncio.Task[None]) -> None:
-        """From begun to the end. sessions: the task that ends with Goodbye."""
+    async def run(self, connection: SessionHolder, sessions: asyncio.Task[bool]) -> None:
+        """From begun to the end. sessions: the task that ends with Goodbye, and whether that was heard."""
+        supervisor = self._supervisor
+        supervisor.tally = DrainTally()
+        was_heard = False
+        try:
+            await self._run(connection, sessions)
+            was_heard = sessions.done() and not sessions.cancelled() and sessions.result()
+        finally:
+            self.tell(was_heard=was_heard, gives_back=connection.goodbye_gives_back)
+
+    def tell(self, *, was_heard: bool = False, gives_back: bool = False) -> None:
+        """Say what became of the jobs, once, if a stop or a drain was asked for."""
+        if self._began_at is None or self._is_told:
+            return
+        self._is_told = True
+        supervisor = self._supervisor
+        tally = supervisor.tally or DrainTally()
+        tally.close(left=len(supervisor.jobs), was_heard=was_heard, gives_back=gives_back)
+        log.info("drain.ended", **tally.fields(self._loop.time() - self._began_at))
+
+    async def _run(self, connection: SessionHolder, sessions: asyncio.Task[bool]) -> None:
         supervisor = self._supervisor
         left_s = self._finish_at() - self._loop.time()
         finish_within_s = None if left_s == float("inf") else max(0.0, left_s)
@@ -68,9 +94,18 @@ class Drain:
             log.warning("executor.ended_with_jobs", held_jobs=len(supervisor.jobs))
         if connection.session is not None:
             connection.session.goodbye()
-            await asyncio.wait([sessions], timeout=end_s / 2)
+            await asyncio.wait([sessions], timeout=self._goodbye_s(end_s / 2))
+
+    def _goodbye_s(self, least_s: float) -> float:
+        """How long an answer to Goodbye is waited for: longer where it says what became of jobs."""
+        tally = self._supervisor.tally
+        if not self._supervisor.jobs and (tally is None or not tally.awaits_goodbye):
+            return least_s
+        return max(least_s, min(GOODBYE_S, self._stop_by - self._loop.time() - least_s))
 
     def _begin(self) -> None:
+        if self._began_at is None:
+            self._began_at = self._loop.time()
         self.begun.set()
         self._supervisor.changed.set()  # a bound has moved
 

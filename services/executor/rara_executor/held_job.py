@@ -68,6 +68,7 @@ class HeldJob:
     leaves_children: bool = False  # processes that end with its runner
     outcome: Outcome | None = None  # what the handler said, while its runner still has to end
     checkpoint: job_pb2.JobProgress | None = None  # the newest report that had one
+    last_event: job_pb2.ProgressEvent | None = None  # terminal, from its making on
     refused_sequence: int = 0  # of the event that a terminal one has to replace
     refusals: int = 0
     kill_timer: asyncio.TimerHandle | None = None

@@ -66,12 +66,14 @@ class SessionEvents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """Why a call has ended. went_away: the scheduler's GoAway; said_goodbye: ours."""
+    """Why a call has ended. went_away: the scheduler's GoAway; said_goodbye: ours, which the scheduler has heard if it
+    then ended the call in order."""
 
     reason: str
     welcomed: bool
     went_away: dispatch_pb2.GoAway | None
     said_goodbye: bool
+    was_heard: bool = False
 
 
 class Session:
@@ -167,7 +169,7 @@ class Session:
                 # Nothing more can be said, but what has arrived must be taken in before the next Hello, and
                 # a scheduler that goes away still acknowledges what it still commits.
                 await asyncio.wait(tasks[:1], timeout=LAST_WORDS_S)
-            return self._end(reasons[0])
+            return self._end(reasons[0], was_heard=await self._ended_in_order())
         except TimeoutError:
             return self._end("no Welcome in time")
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
@@ -239,11 +241,18 @@ class Session:
                     await self._call.write(dispatch_pb2.ConnectRequest(events=batch))
                     continue
             if self._goodbye and self._outbox.is_empty():
-                await self._call.write(dispatch_pb2.ConnectRequest(goodbye=dispatch_pb2.Goodbye()))
-                self._said_goodbye = True
-                await self._call.done_writing()
+                await self._say_goodbye()
                 return "goodbye"
             await self._wait(due)
+
+    async def _say_goodbye(self) -> None:
+        self._said_goodbye = True  # the scheduler may end the call before we hear that it was written
+        try:
+            await self._call.write(dispatch_pb2.ConnectRequest(goodbye=dispatch_pb2.Goodbye()))
+            await self._call.done_writing()
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            self._said_goodbye = await self._ended_in_order()
+            raise
 
     async def _wait(self, due_s: float | None) -> None:
         """Until somebody has something to say, or gathered progress is due."""
@@ -297,12 +306,16 @@ class Session:
         code = await self._call.code()
         return f"{code.name}: {await self._call.details()}"
 
-    def _end(self, reason: str) -> SessionEnd:
+    async def _ended_in_order(self) -> bool:
+        return self._call.done() and await self._call.code() is grpc.StatusCode.OK
+
+    def _end(self, reason: str, *, was_heard: bool = False) -> SessionEnd:
         return SessionEnd(
             reason=reason,
             welcomed=self.heartbeats is not None,
             went_away=self._went_away,
             said_goodbye=self._said_goodbye,
+            was_heard=self._said_goodbye and was_heard,
         )
 
 

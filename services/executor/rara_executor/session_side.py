@@ -1,6 +1,7 @@
 """What the scheduler says, turned into what the supervisor does; and what a session begins with."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rara.v1 import dispatch_pb2
@@ -36,9 +37,10 @@ class SessionSide:
         supervisor: Supervisor,
         outbox: Outbox,
         store: ArtifactStore,
+        asked_to_drain: Callable[[float | None], None],
     ) -> None:
         self.welcomed = asyncio.Event()
-        self.drain_requested: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
+        self._asked_to_drain = asked_to_drain
         self._identity = identity
         self._capabilities = capabilities
         self._supervisor = supervisor
@@ -111,9 +113,9 @@ class SessionSide:
         self._supervisor.after_change()
 
     def on_drain(self, drain: dispatch_pb2.Drain) -> None:
-        if not self.drain_requested.done():
-            within = drain.finish_within.ToNanoseconds() / 1e9 if drain.HasField("finish_within") else None
-            self.drain_requested.set_result(within)
+        """May come again, with another bound."""
+        has_bound = drain.HasField("finish_within")
+        self._asked_to_drain(max(0.0, drain.finish_within.ToNanoseconds() / 1e9) if has_bound else None)
 
     def heartbeat_tokens(self) -> list[int]:
         """Runners alive or starting, and finished jobs with unacknowledged events."""

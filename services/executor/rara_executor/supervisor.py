@@ -13,6 +13,7 @@ from rara_executor.artifact_files import remove_folder
 from rara_executor.artifacts import ArtifactStore, JobArtifacts
 from rara_executor.child_process import ProcessExit
 from rara_executor.codes import Code
+from rara_executor.drain_tally import DrainTally
 from rara_executor.endings import fitting, last_event
 from rara_executor.errors import JobFailure
 from rara_executor.handler_logs import HandlerLogs
@@ -81,6 +82,7 @@ class Supervisor:
         self.slots = Slots(limits.slots, executor_kind=limits.executor_kind)
         self.session: JobSession | None = None
         self.pool: RunnerPool | None = None
+        self.tally: DrainTally | None = None  # of a drain that is under way
         self._limits = limits
         self._outbox = outbox
         self._store = store
@@ -120,7 +122,8 @@ class Supervisor:
     def hand_back(self, grace_s: float) -> None:
         """End what still runs free of cost: the executor stops."""
         for job in self.running:
-            if job.phase is not Phase.RUNNING and job.stop is None:
+            # Without a session an event is kept until there is one; of a rejection nobody would hear.
+            if job.phase is not Phase.RUNNING and job.stop is None and self.session is not None:
                 self._reject(job.request, Code.EXECUTOR_SHUTDOWN, "the executor stops")
                 self._withdraw(job)
                 self._leave_slot(job)
@@ -263,6 +266,8 @@ class Supervisor:
             self._stored(entry)
         job = self.jobs.get(ack.lease_token)
         if job is not None and job.has_ended and not self._outbox.holds(ack.lease_token):
+            if self.tally is not None and job.last_event is not None:
+                self.tally.stored(job.last_event)
             self._forget(job)
 
     def _stored(self, entry: Entry) -> None:
@@ -360,9 +365,9 @@ class Supervisor:
             self.stopped.set()
         if job.is_lost:
             self._end_span(job, None)
-            self._forget(job)
+            self._pass_on(job)
             return
-        event = fitting(
+        job.last_event = event = fitting(
             self._events,
             job,
             last_event(self._events, job, outcome, end, lease_now()),
@@ -417,7 +422,8 @@ class Supervisor:
         """Say `failed` under the number of an event that cannot be stored."""
         if job.has_ended:
             failed = wire.failed_by_executor(job.lease, code, message)
-            self._outbox.replace(self._events.failed(job.lease, failed, None), sequence)
+            job.last_event = self._events.failed(job.lease, failed, None)
+            self._outbox.replace(job.last_event, sequence)
         else:
             job.refused_sequence = sequence
             self.stop(job, Stop(StopKind.FAIL, code, message), self._limits.grace_s)
@@ -444,9 +450,14 @@ class Supervisor:
         log.warning("job.lost", **job.names)
         self._outbox.drop(token)
         if job.has_ended:
-            self._forget(job)
+            self._pass_on(job)
         else:
             self.stop(job, Stop(StopKind.LOST, Code.LEASE_LOST), job.clock.lease_s / 12)
+
+    def _pass_on(self, job: HeldJob) -> None:
+        if self.tally is not None:
+            self.tally.passed_on()
+        self._forget(job)
 
     def _forget(self, job: HeldJob) -> None:
         """Nothing more is to be said of the job."""
@@ -468,6 +479,8 @@ class Supervisor:
     def _reject(self, request: job_pb2.JobRequest, code: Code, message: str) -> None:
         # Without a session the next Hello says it: what is not listed is not held.
         log.info("job.rejected", **names(request), code=str(code))
+        if self.tally is not None:
+            self.tally.rejected(request.lease.lease_token)
         if self.session is not None:
             self.session.reject(request.lease, code, message)
 

@@ -75,6 +75,7 @@ class Session:
     lapsed_grants: int = 0
     draining: bool = False
     closing: bool = False
+    was_told: bool = False  # all that it was sent has been written, its end included
     unlisted: dict[int, int] = field(
         default_factory=dict
     )  # beats in a row that left out a token we think it holds

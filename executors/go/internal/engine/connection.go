@@ -20,14 +20,15 @@ const (
 // ErrReplaced ends an executor whose id another process uses: this one must not come back.
 var ErrReplaced = errors.New("another session of this executor_id has replaced ours")
 
-// connect holds one session after the other, whatever ended the last, until our Goodbye. Called without the mutex.
-func (s *Supervisor) connect(ctx context.Context) error {
+// connect holds one session after the other, whatever ended the last, until our Goodbye. wasHeard: the scheduler has
+// ended the call in order. Called without the mutex.
+func (s *Supervisor) connect(ctx context.Context) (wasHeard bool, err error) {
 	failures, longest := 0, maxBackoff
 	for ctx.Err() == nil {
 		end, interval := s.oneSession(ctx)
 		s.config.Logger.Info("session.ended", "reason", end.reason, "welcomed", end.welcomed)
 		if end.saidGoodbye {
-			return nil
+			return end.wasHeard, nil
 		}
 		if end.welcomed {
 			failures = 0
@@ -39,7 +40,7 @@ func (s *Supervisor) connect(ctx context.Context) error {
 		pause := backoff(failures, s.config.Jitter(), longest)
 		if away := end.wentAway; away != nil {
 			if away.Reason == "REPLACED" {
-				return ErrReplaced
+				return false, ErrReplaced
 			}
 			if away.ReconnectAfter != nil {
 				pause = away.ReconnectAfter.AsDuration()
@@ -50,7 +51,7 @@ func (s *Supervisor) connect(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // oneSession dials anew, so that nothing of the last connection, such as its own backoff, is in the way.

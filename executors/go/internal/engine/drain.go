@@ -12,14 +12,18 @@ const (
 	endFraction = 3
 	// How long acknowledgements are waited for after an operator's drain, which has no bound of its own.
 	acksBound = 30 * time.Second
+	// How long an answer to Goodbye is waited for where it says what became of jobs.
+	goodbyeBound = 5 * time.Second
 )
 
 // drain is the end of an executor: no new job, running ones finish or are handed back, the last word is Goodbye. It is
-// begun by our own stop, which has a bound, or by an operator, who may give one. Guarded by the supervisor's mutex.
+// begun by our own stop, which has a bound, or by an operator, who may give one, and ends with one log line. Guarded by
+// the supervisor's mutex.
 type drain struct {
 	supervisor *Supervisor
 	begun      chan struct{}
-	hasBegun   bool
+	beganAt    time.Time // zero: not yet
+	isTold     bool
 	stopBy     time.Time // by our own stop; zero: not bound
 	finishBy   time.Time // by the operator's word; zero: not bound
 }
@@ -43,22 +47,26 @@ func (d *drain) asked(finishWithin *time.Duration) {
 }
 
 func (d *drain) begin() {
-	if !d.hasBegun {
-		d.hasBegun = true
+	if d.beganAt.IsZero() {
+		d.beganAt = time.Now()
 		close(d.begun)
 	}
 	d.supervisor.afterChange() // a bound has moved
 }
 
-// run goes from begun to the end. over: closed when the sessions have ended. Called without the mutex.
-func (d *drain) run(over <-chan struct{}) {
+// run goes from begun to the end. over: closed when the sessions have ended; wasHeard: then, whether our Goodbye was
+// heard. Called without the mutex.
+func (d *drain) run(over <-chan struct{}, wasHeard func() bool) {
 	s := d.supervisor
 	s.locked(func() {
+		s.tally = &tally{rejected: map[int64]bool{}}
 		var within *time.Duration
+		var withinSeconds any // nil: without bound
 		if at := d.finishAt(); !at.IsZero() {
 			within = new(max(0, time.Until(at)))
+			withinSeconds = within.Seconds()
 		}
-		s.config.Logger.Info("executor.draining", "running", s.running())
+		s.config.Logger.Info("executor.draining", "finish_within_s", withinSeconds, "running", s.running())
 		s.beginDrain(within)
 	})
 	d.until(over, func() bool { return s.running() == 0 }, d.finishAt)
@@ -70,6 +78,7 @@ func (d *drain) run(over <-chan struct{}) {
 		}
 		return earlier(acksBy, d.stopBy.Add(-end))
 	})
+	patience := end / 2
 	s.locked(func() {
 		if len(s.jobs) > 0 || s.leaked > 0 {
 			s.config.Logger.Warn("executor.ended_with_jobs", "held_jobs", len(s.jobs), "leaked", s.leaked)
@@ -77,11 +86,42 @@ func (d *drain) run(over <-chan struct{}) {
 		if s.session != nil {
 			s.session.goodbye()
 		}
+		patience = d.goodbyePatience(patience)
 	})
+	isOver := false
 	select {
 	case <-over:
-	case <-time.After(end / 2):
+		isOver = true
+	case <-time.After(patience):
 	}
+	s.locked(func() { d.tell(isOver && wasHeard()) })
+}
+
+// tell says what became of the jobs, once, if a stop or a drain was asked for.
+func (d *drain) tell(wasHeard bool) {
+	if d.beganAt.IsZero() || d.isTold {
+		return
+	}
+	d.isTold = true
+	s := d.supervisor
+	if s.tally == nil {
+		s.tally = &tally{}
+	}
+	// A dialled executor's end tells nobody: what it still holds is somebody's when its lease has expired.
+	s.tally.close(len(s.jobs), wasHeard, s.config.Listen == "")
+	s.tally.say(s.config.Logger, time.Since(d.beganAt))
+}
+
+// goodbyePatience is how long an answer to Goodbye is waited for: longer where it says what became of jobs.
+func (d *drain) goodbyePatience(least time.Duration) time.Duration {
+	s := d.supervisor
+	if s.session == nil || len(s.jobs) == 0 && len(s.tally.rejected) == 0 {
+		return least
+	}
+	if d.stopBy.IsZero() {
+		return goodbyeBound
+	}
+	return max(least, min(goodbyeBound, time.Until(d.stopBy)-least))
 }
 
 func (d *drain) lastWords() time.Duration {

@@ -36,6 +36,19 @@ type Executor struct {
 // New is an executor that has not begun.
 func New(config Config) *Executor { return &Executor{config: config} }
 
+// CutShort says what a stop that is not waited for leaves behind: the process ends now.
+func (x *Executor) CutShort() {
+	x.mu.Lock()
+	s := x.supervisor
+	x.mu.Unlock()
+	if s != nil {
+		s.locked(func() {
+			s.drain.stop()
+			s.drain.tell(false)
+		})
+	}
+}
+
 // IsReady tells whether jobs can come: the last heartbeats were answered in time, and leaked handlers leave a slot.
 func (x *Executor) IsReady() bool {
 	x.mu.Lock()
@@ -90,12 +103,14 @@ func (s *Supervisor) serve(ctx context.Context, end context.CancelFunc) error {
 	defer s.locked(end)
 	over := make(chan struct{})
 	var result error
+	var wasHeard bool // our Goodbye
 	s.work.Go(func() {
 		defer close(over)
 		if s.config.Listen != "" {
 			result = s.listen(s.base)
+			wasHeard = result == nil // what was said before was the end of calls
 		} else {
-			result = s.connect(s.base)
+			wasHeard, result = s.connect(s.base)
 		}
 	})
 	s.work.Go(func() { s.keepFences(s.base) })
@@ -104,7 +119,7 @@ func (s *Supervisor) serve(ctx context.Context, end context.CancelFunc) error {
 	defer stopWaiting()
 	select {
 	case <-s.drain.begun:
-		s.drain.run(over)
+		s.drain.run(over, func() bool { return wasHeard })
 	case <-over: // replaced: what still runs must end, and nobody is there to hear of it
 		by := time.Now().Add(s.drain.lastWords())
 		s.locked(func() { s.handBack(s.drain.lastWords() / 2) })

@@ -97,9 +97,10 @@ type Job struct {
 	inHandler       bool // its handler has not returned: the slot is taken, whatever was said of the job
 	clock           leaseclock.Clock
 	stop            *stop
-	checkpoint      *rarav1.JobProgress // the newest report that had one
-	secrets         map[string]string   // nil: not resolved
-	refusedSequence int64               // of the event that a terminal one has to replace
+	checkpoint      *rarav1.JobProgress   // the newest report that had one
+	secrets         map[string]string     // nil: not resolved
+	lastEvent       *rarav1.ProgressEvent // terminal, from its making on
+	refusedSequence int64                 // of the event that a terminal one has to replace
 	refusals        int
 	stored          map[int64]chan struct{} // effects by sequence: closed when acknowledged
 	timers          jobTimers

@@ -44,6 +44,7 @@ type sessionEnd struct {
 	welcomed    bool
 	wentAway    *rarav1.GoAway // the scheduler's
 	saidGoodbye bool           // ours
+	wasHeard    bool           // it was: the scheduler has then ended the call in order
 }
 
 // session is one Connect call: one goroutine writes, one reads, one keeps the beat. All fields but stream and wake are
@@ -119,7 +120,7 @@ func (c *session) isReady(now time.Duration) bool { return c.beats != nil && c.b
 // run holds the session until it ends, however it ends. cancel ends the call. Called without the mutex.
 func (c *session) run(ctx context.Context, cancel context.CancelCauseFunc) sessionEnd {
 	if err := c.open(cancel); err != nil {
-		return c.end(c.reasonOf(ctx, err))
+		return c.end(c.reasonOf(ctx, err), false)
 	}
 	var group sync.WaitGroup
 	read, written := make(chan error, 1), make(chan error, 1)
@@ -139,9 +140,10 @@ func (c *session) run(ctx context.Context, cancel context.CancelCauseFunc) sessi
 		timer.Stop()
 	}
 	reason := c.reasonOf(ctx, err)
+	inOrder := errors.Is(err, io.EOF) && context.Cause(ctx) == nil
 	cancel(nil)
 	group.Wait()
-	return c.end(reason)
+	return c.end(reason, inOrder)
 }
 
 // open says Hello and takes Welcome in.
@@ -349,8 +351,9 @@ func (c *session) reasonOf(ctx context.Context, err error) string {
 	return err.Error()
 }
 
-func (c *session) end(reason string) sessionEnd {
+func (c *session) end(reason string, inOrder bool) sessionEnd {
 	c.supervisor.mu.Lock()
 	defer c.supervisor.mu.Unlock()
-	return sessionEnd{reason: reason, welcomed: c.beats != nil, wentAway: c.wentAway, saidGoodbye: c.saidGoodbye}
+	return sessionEnd{reason: reason, welcomed: c.beats != nil, wentAway: c.wentAway, saidGoodbye: c.saidGoodbye,
+		wasHeard: c.saidGoodbye && inOrder}
 }

@@ -44,6 +44,7 @@ type Supervisor struct {
 	slots           *slots.Slots
 	outbox          *outbox.Outbox
 	session         link          // nil: there is none
+	tally           *tally        // of a drain that is under way; nil: there is none
 	changed         chan struct{} // closed at the next change
 	leaked          int           // handlers that ignore their context
 	maxPayloadBytes int
@@ -144,6 +145,9 @@ func (s *Supervisor) acknowledged(ack *rarav1.EventAck) {
 		}
 	}
 	if job != nil && job.phase == ended && !s.outbox.Holds(ack.LeaseToken) {
+		if s.tally != nil && job.lastEvent != nil {
+			s.tally.stored(job.lastEvent)
+		}
 		s.forget(job)
 	}
 }
@@ -268,10 +272,11 @@ func (s *Supervisor) conclude(job *Job, out outcome) {
 	}
 	if job.isLost() {
 		job.endSpan(nil)
-		s.forget(job)
+		s.passOn(job)
 		return
 	}
 	event := s.lastEvent(job, out)
+	job.lastEvent = event
 	job.endSpan(event)
 	s.logEnd(job, event)
 	if job.refusedSequence > 0 {
@@ -366,7 +371,8 @@ func (s *Supervisor) uploadAgain(job *Job, refusal *rarav1.EventRefusal) {
 // failInPlace says `failed` under the number of an event that cannot be stored.
 func (s *Supervisor) failInPlace(job *Job, sequence int64, failed *Failed) {
 	if job.phase == ended {
-		s.outbox.Replace(s.events.failed(job.lease(), failed), sequence)
+		job.lastEvent = s.events.failed(job.lease(), failed)
+		s.outbox.Replace(job.lastEvent, sequence)
 		s.wake()
 		return
 	}
@@ -408,7 +414,7 @@ func (s *Supervisor) lose(token int64) {
 	s.log(job).Warn("job.lost")
 	s.outbox.Drop(token)
 	if job.phase == ended {
-		s.forget(job)
+		s.passOn(job)
 	} else {
 		s.halt(job, stop{kind: stopLost, reason: codes.LeaseLost}, job.clock.Lease()/12)
 	}
@@ -419,7 +425,8 @@ func (s *Supervisor) handBack(grace time.Duration) {
 	for _, job := range s.jobs {
 		switch {
 		case job.phase == ended:
-		case job.phase != running && job.stop == nil:
+		// Without a session an event is kept until there is one; of a rejection nobody would hear.
+		case job.phase != running && job.stop == nil && s.session != nil:
 			s.reject(job.Request, codes.ExecutorShutdown, "the executor stops")
 			job.timers.cancel()
 			s.slots.Leave(job.Request.Kind)
@@ -430,6 +437,14 @@ func (s *Supervisor) handBack(grace time.Duration) {
 		}
 	}
 	s.afterChange()
+}
+
+// passOn drops a job whose lease is not ours any more.
+func (s *Supervisor) passOn(job *Job) {
+	if s.tally != nil {
+		s.tally.passedOn()
+	}
+	s.forget(job)
 }
 
 // forget drops a job of which nothing more is to be said.
@@ -468,6 +483,9 @@ func (s *Supervisor) wake() {
 // reject gives a lease back. Without a session the next Hello says it: what is not listed is not held.
 func (s *Supervisor) reject(request *rarav1.JobRequest, code, message string) {
 	JobLogger(s.config.Logger, request).Info("job.rejected", "code", code)
+	if s.tally != nil {
+		s.tally.rejected[request.Lease.LeaseToken] = true
+	}
 	if s.session != nil {
 		s.session.reject(request.Lease, code, message)
 	}

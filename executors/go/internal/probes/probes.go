@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -32,6 +33,7 @@ func Register(registry *rara.Registry) {
 	rara.Register(registry, "probe.artifact", version, artifact)
 	rara.Register(registry, "probe.ignore_cancel", version, ignoreCancel, rara.OwnProcess())
 	rara.Register(registry, "probe.leak", version, ignoreCancel) // where nothing can end it
+	rara.Register(registry, "probe.await", version, await)
 	rara.Register(registry, "probe.spin", version, spin)
 	rara.Register(registry, "probe.once", version, once)
 	rara.Register(registry, "probe.output", version, output)
@@ -194,6 +196,29 @@ func artifact(ctx context.Context, job *rara.Job[sized]) (map[string]string, err
 // ignoreCancel runs on for `seconds`, whatever it is asked.
 func ignoreCancel(_ context.Context, job *rara.Job[sleeping]) (any, error) {
 	time.Sleep(duration(job.Input.Seconds))
+	return nil, nil
+}
+
+type awaiting struct {
+	File string `json:"file"`
+	Code string `json:"code"`
+}
+
+// await waits until `file` is there, and then fails with `code`, if there is one.
+func await(ctx context.Context, job *rara.Job[awaiting]) (any, error) {
+	for {
+		if _, err := os.Stat(job.Input.File); err == nil {
+			break
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if job.Input.Code != "" {
+		return nil, &rara.Error{Code: job.Input.Code, Message: "as asked"}
+	}
 	return nil, nil
 }
 

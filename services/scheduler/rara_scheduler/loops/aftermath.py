@@ -8,6 +8,7 @@ from rara.v1 import common_pb2, dispatch_pb2
 
 from rara_scheduler.domain.attempt import Decision, Refusal
 from rara_scheduler.domain.errors import Code
+from rara_scheduler.draining import Draining
 from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.store.cancel import CancelResult
 from rara_scheduler.store.commit import BatchResult, Late
@@ -37,9 +38,11 @@ class Aftermath:
         wake_sweep: Callable[[], None],
         tell_others: Callable[[], None],
         metrics: Metrics = SILENT,
+        draining: Draining | None = None,
     ) -> None:
         self._sessions = sessions
         self._metrics = metrics
+        self._draining = draining or Draining(sessions)
         self._hub = hub
         self._wake_dispatch = wake_dispatch
         self._wake_sweep = wake_sweep
@@ -79,6 +82,7 @@ class Aftermath:
         if result.made_waiting:
             self._wake_sweep()
         self._metrics.attempts_ended(result.decisions.values())
+        self._draining.committed(result.decisions)
         self._metrics.runs_ended(result.ended_runs)
         self._metrics.steps_cancelled(result.closed_unheld)
 

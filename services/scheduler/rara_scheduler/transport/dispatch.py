@@ -497,6 +497,7 @@ async def _write(session: Session, stream: FrameStream) -> None:
     while not session.overflowed:
         frame = await session.frames.get()
         if frame is None:
+            session.was_told = True
             return
         try:
             await stream.write(frame)
