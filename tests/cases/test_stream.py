@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import psutil
 import pytest
-from rara.v1 import dispatch_pb2, job_pb2, workflow_pb2
+from rara.v1 import common_pb2, dispatch_pb2, job_pb2, workflow_pb2
 from rara_client import Client, channel
 from rara_client.definitions import definition_from
 from rara_executor import direct
@@ -25,6 +25,7 @@ from rara_testing.job_events import accepted, progress, running, succeeded
 from rara_testing.processes import Processes
 from rara_testing.scripted_executor import ScriptedExecutor
 from support.database_paths import proxied
+from support.go_executor import spawn_go_executor
 from support.running_executor import running as running_executor
 from support.running_executor import until as until_true
 from support.running_scheduler import (
@@ -275,6 +276,44 @@ def test_both_ends_keep_connections_alive_by_the_same_values() -> None:
         "services/scheduler/rara_scheduler/transport/connections.py",
         "services/executor/rara_executor/direct.py",
     }
+
+
+@pytest.mark.case("STREAM-1")
+@pytest.mark.soak
+@pytest.mark.parametrize("language", ["python", pytest.param("go", marks=pytest.mark.needs("go"))])
+async def test_transfers_leave_a_path_that_swallows_everything_while_the_session_lives(
+    database_url: str, tmp_path: Path, language: str
+) -> None:
+    """Only the connection for artifacts is dead, and nobody is told: pings find it, since no heartbeat goes there."""
+    async with (
+        running_scheduler(database_url, tmp_path) as world,
+        stream_proxy(world) as proxy,
+        Processes(tmp_path) as processes,
+    ):
+        if language == "go":
+            await spawn_go_executor(processes, proxy.address, tmp_path)
+        else:
+            await spawn_executor(processes, proxy.address, tmp_path, module="rara_testing.probes", prestart=1)
+        template = common_pb2.Payload(data=b'{"size": {"$ref": "/run/input"}}')
+        await world.define("put", {"a": {"kind": "probe.artifact", "input_template": template}})
+        await world.until_run(await world.start("put", value=40_000), "succeeded")
+        proxy.drop_idle(3.0)
+
+        async def is_forgotten() -> bool:
+            return proxy.forgotten_links > 0
+
+        await until(is_forgotten, "the connection for artifacts is forgotten")
+        run_id = await world.start("put", value=50_000)
+
+        async def has_ended() -> bool:
+            return await world.run_state(run_id) == "succeeded"
+
+        await until(has_ended, "a transfer over another connection", 55)
+        row = await world.raw.fetchrow(
+            "select attempt, failures from rara.result where workflow_run_id = $1::uuid", run_id
+        )
+        assert row is not None
+        assert tuple(row) == (1, 0)
 
 
 # ---------------------------------------------------------------- a connection that grows old

@@ -99,6 +99,10 @@ class FaultProxy:
     def open_links(self) -> int:
         return len(self._links)
 
+    @property
+    def forgotten_links(self) -> int:
+        return sum(link.forgotten for link in self._links)
+
     async def __aenter__(self) -> Self:
         self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=_CHUNK_BYTES)
         self.port = self._listener.sockets[0].getsockname()[1]

@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -26,6 +27,8 @@ const (
 	chunkBytes   = 256 << 10
 	unaryTimeout = 30 * time.Second
 	idleTimeout  = 60 * time.Second // a transfer that moves nothing for so long is cut and tried again
+	pingAfter    = 20 * time.Second
+	pingTimeout  = 10 * time.Second
 	firstBackoff = 200 * time.Millisecond
 	maxBackoff   = 5 * time.Second
 )
@@ -33,6 +36,14 @@ const (
 // DefaultPatience is how long a transfer may move nothing, whatever is the reason, before it is given up. The work of
 // the job waits for as long; its lease goes on meanwhile.
 const DefaultPatience = 5 * time.Minute
+
+// Dial opens a connection for transfers alone. No heartbeat shows whether it is alive, so pings do while a call is under
+// way: without, calls on a path that swallows everything would go there again and again. A scheduler takes offence at
+// pings more often than each 10 s.
+func Dial(target string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	pings := grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout})
+	return grpc.NewClient(target, append([]grpc.DialOption{pings}, options...)...)
+}
 
 // Client calls ArtifactService over a connection of its own: a large upload must not delay a heartbeat.
 type Client struct {

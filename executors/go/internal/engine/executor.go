@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/resolver/dns"
 
 	"github.com/rara-run/rara/executors/go/internal/blobs"
@@ -73,7 +72,7 @@ func (x *Executor) Run(ctx context.Context) error {
 	}
 	defer folder.Close()
 	// A connection of its own: an upload must not delay a heartbeat.
-	connection, err := grpc.NewClient(x.config.Scheduler, x.config.DialOptions...)
+	connection, err := blobs.Dial(x.config.Scheduler, x.config.DialOptions...)
 	if err != nil {
 		return fmt.Errorf("scheduler %q: %w", x.config.Scheduler, err)
 	}
