@@ -60,7 +60,13 @@ select s.workflow_run_id::text, s.step_run_id::text,
 with place as (
     select step_run_id, workflow_run_id, route_id, 'lease' as place from rara.lease
     union all
-    select step_run_id, workflow_run_id, route_id, 'ready' from rara.ready
+    select r.step_run_id, r.workflow_run_id,
+           -- one that stands aside is known by its pause
+           case when exists (select from rara.pause p where p.pause_id = -r.route_id)
+                then (select s.route_id from rara.step_run s where s.step_run_id = r.step_run_id)
+                else r.route_id
+           end, 'ready'
+      from rara.ready r
     union all
     select step_run_id, workflow_run_id, route_id, 'waiting' from rara.waiting
     union all

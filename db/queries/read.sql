@@ -215,7 +215,9 @@ select f.step_run_id::text
         (select r.step_run_id
            from rara.ready r
           where case when r.attempt > 0 then 'retryable_failed' else 'pending' end = any($4::text[])
-            and r.route_id = any((select routes from wanted)::int[])
+            and case when r.route_id > 0 then r.route_id -- else it stands aside: its definition is paused
+                     else (select s.route_id from rara.step_run s where s.step_run_id = r.step_run_id)
+                end = any((select routes from wanted)::int[])
             and ($2::uuid is null or r.step_run_id < $2)
           order by r.step_run_id desc limit $3)
         union all

@@ -132,11 +132,13 @@ async def test_what_a_role_may_do_is_what_its_table_says() -> None:
     of = {role: {path for path, roles in ALLOWED.items() if role in roles} for role in Role}
     service = workflow_pb2.DESCRIPTOR.services_by_name["WorkflowService"]
     everything = {f"/{service.full_name}/{method.name}" for method in service.methods}
-    drain = "/rara.v1.WorkflowService/DrainExecutor"
-    assert {path for path in of[Role.CLIENT] if path.startswith(f"/{service.full_name}/")} == everything - {
-        drain
+    operating = {
+        f"/{service.full_name}/{method}"
+        for method in ("DrainExecutor", "Pause", "Resume", "RetryRuns", "CancelRuns", "RequeueSteps")
     }
-    assert of[Role.OPERATOR] - of[Role.CLIENT] == {drain}
+    of_clients = {path for path in of[Role.CLIENT] if path.startswith(f"/{service.full_name}/")}
+    assert of_clients == everything - operating
+    assert of[Role.OPERATOR] - of[Role.CLIENT] == operating
     assert of[Role.CLIENT] < of[Role.OPERATOR]
     assert of[Role.EXECUTOR] - of[Role.CLIENT] == {"/rara.v1.DispatchService/Connect"}
     assert {path for path in of[Role.EXECUTOR] if "Workflow" in path} == set()

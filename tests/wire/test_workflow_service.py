@@ -14,10 +14,12 @@ import grpc.aio
 import pytest_asyncio
 from rara.v1 import common_pb2, job_pb2, workflow_pb2, workflow_pb2_grpc
 from rara_scheduler.domain.retry import RetryPolicy
+from rara_scheduler.pausing import Pausing
 from rara_scheduler.store.database import Database
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.explain import Explainer
 from rara_scheduler.store.lineage import LineageReads
+from rara_scheduler.store.pauses import PauseStore
 from rara_scheduler.store.reads import Reads
 from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.start import RunStarter
@@ -445,6 +447,15 @@ async def test_a_bug_shows_the_id_of_its_log_line_and_never_its_text(world: Runn
     await world.raw.execute("alter table rara.moved_away rename to lineage")
 
 
+def nothing_to_pause(database: Database) -> Pausing:
+    async def nothing() -> None:
+        pass
+
+    return Pausing(
+        PauseStore(database), look=nothing, turn_over=nothing, wake=lambda: None, tell_others=lambda: None
+    )
+
+
 async def test_without_a_database_calls_are_unavailable_and_say_when_to_try_again() -> None:
     database = Database("postgresql://nobody@127.0.0.1:1/none", acquire_timeout_s=1.0)
     await database.open()
@@ -459,6 +470,7 @@ async def test_without_a_database_calls_are_unavailable_and_say_when_to_try_agai
         watching=Watching(WatchReads(database, reads), reads, ChangeHub()),
         explainer=Explainer(reads, accept_timeout_s=10.0, silent_after_s=10.0),
         canceller=NobodyToCancel(),
+        pausing=nothing_to_pause(database),
         max_payload_bytes=1000,
     )
     server = grpc.aio.server()

@@ -38,10 +38,13 @@ from rara_scheduler.loops.dispatch import DispatchLoop, RouteTable
 from rara_scheduler.loops.heartbeat import HeartbeatLoop
 from rara_scheduler.loops.looks import LookLoop
 from rara_scheduler.loops.notify import NotifyLoop
+from rara_scheduler.loops.pauses import PauseLoop
 from rara_scheduler.loops.retention import Pruner, RetentionLoop
 from rara_scheduler.loops.spans import SpanLoop
 from rara_scheduler.loops.sweep import SweepLoop
 from rara_scheduler.loops.uploads import UploadLoop
+from rara_scheduler.pauses import Pauses
+from rara_scheduler.pausing import Pausing
 from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.settings import Settings
 from rara_scheduler.store.blobs import BlobRows
@@ -54,6 +57,7 @@ from rara_scheduler.store.history import HistoryStore
 from rara_scheduler.store.leases import LeaseStore
 from rara_scheduler.store.lineage import LineageReads
 from rara_scheduler.store.migrate import migrate, status
+from rara_scheduler.store.pauses import PauseStore
 from rara_scheduler.store.pooler import require_sessions
 from rara_scheduler.store.reads import Reads
 from rara_scheduler.store.retention import RetentionStore
@@ -78,6 +82,10 @@ from rara_scheduler.watching import Watching
 log = structlog.get_logger(__name__)
 
 RETENTION_HEALTH = "rara.retention"
+
+# A scheduler that could not look for so long at what is paused leases nothing until it has.
+_STALE_SWEEPS = 5
+_LEAST_STALE_S = 5.0
 
 _SERVICES = tuple(
     descriptor.services_by_name[name].full_name
@@ -123,6 +131,11 @@ class Scheduler:
         self._sessions = SessionRegistry(max_sessions=s.max_sessions)
         self._hub = ChangeHub()
         routes = RouteTable()
+        self._pauses = Pauses(stale_s=max(_LEAST_STALE_S, _STALE_SWEEPS * s.sweep_s))
+        pause_store = PauseStore(self._database)
+        self._pause_loop = PauseLoop(
+            pause_store, self._pauses, routes, every_s=s.sweep_s, wake_dispatch=self._look_from_front
+        )
         leases = LeaseStore(self._database, lease_s=s.lease_s, heartbeat_s=s.heartbeat_s)
         session_store = SessionStore(self._database)
         cancels = CancelStore(self._database, definitions, cancel_grace_s=s.cancel_grace_s)
@@ -156,6 +169,7 @@ class Scheduler:
             self._sessions,
             routes,
             self._committer,
+            self._pauses,
             lease_s=s.lease_s,
             poll_s=s.poll_s,
             lease_batch=s.lease_batch,
@@ -186,6 +200,7 @@ class Scheduler:
             routes,
             self._committer,
             aftermath,
+            self._pauses,
             sweep_s=s.sweep_s,
             lease_s=s.lease_s,
             settle_s=s.reclaim_settle_s,
@@ -256,6 +271,13 @@ class Scheduler:
             watching=Watching(WatchReads(self._database, reads), reads, self._hub),
             explainer=Explainer(reads, accept_timeout_s=s.accept_timeout_s, silent_after_s=2 * s.heartbeat_s),
             max_payload_bytes=s.max_payload_bytes,
+            pausing=Pausing(
+                pause_store,
+                look=self._pause_loop.look,
+                turn_over=self._dispatch.turn_over,
+                wake=self._pause_loop.wake,
+                tell_others=self._notify.tell_others,
+            ),
             canceller=Cancelling(cancels, session_store, self._sessions, aftermath),
             tracing=tracing,
             metrics=metrics,
@@ -307,7 +329,11 @@ class Scheduler:
     def _wake_sweep(self) -> None:
         self._sweep.wake()
 
+    def _look_from_front(self) -> None:
+        self._dispatch.look_from_front()
+
     def _hinted(self) -> None:
+        self._pause_loop.wake()
         self._dispatch.wake()
         self._sweep.wake()
 
@@ -395,6 +421,7 @@ class Scheduler:
                         ("dispatch", self._dispatch.run),
                         ("heartbeat", self._heartbeats.run),
                         ("sweep", self._sweep.run),
+                        ("pauses", self._pause_loop.run),
                         ("notify", self._notify.run),
                         ("retention", self._retention.run),
                         ("uploads", self._uploads.run),

@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from rara_scheduler.domain.errors import StepError
+from rara_scheduler.domain.pause import Pause
 from rara_scheduler.domain.routing import Capability
 from rara_scheduler.domain.run import RunState
 from rara_scheduler.domain.step import StepState
@@ -161,7 +162,10 @@ class NearMiss:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What keeps a step from running or ending. until: when it goes away by itself. ahead: counted to 10,000."""
+    """What keeps a step from running or ending. until: when it goes away by itself. ahead: counted to 10,000.
+
+    pause: of the code PAUSED alone.
+    """
 
     code: str
     message: str
@@ -169,6 +173,7 @@ class Obstacle:
     step_run_ids: tuple[str, ...] = ()
     near_misses: tuple[NearMiss, ...] = ()
     ahead: int = 0
+    pause: Pause | None = None
 
 
 @dataclass(frozen=True, slots=True)

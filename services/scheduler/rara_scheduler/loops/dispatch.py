@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -17,7 +18,7 @@ from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.sessions import Held, Session, SessionRegistry
 from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.definitions import UnusableDefinition
-from rara_scheduler.store.leases import Cursor, Grant, LeaseStore
+from rara_scheduler.store.leases import Cursor, Grant, HeldInFront, LeaseStore
 from rara_scheduler.store.run_ledger import Specs
 from rara_scheduler.store.sweeps import BEFORE_ALL
 from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, Sent, Tracing
@@ -45,6 +46,17 @@ class _Granted:
     began_ns: int
     ended_ns: int
     at: float
+
+
+class Pauses(Protocol):
+    """What nothing may be leased of. are_known: false while it cannot be told; then nothing is leased at all."""
+
+    @property
+    def are_known(self) -> bool: ...
+    @property
+    def kinds(self) -> frozenset[str]: ...
+    @property
+    def definitions(self) -> frozenset[str]: ...
 
 
 class RouteTable:
@@ -108,6 +120,7 @@ class DispatchLoop:
         sessions: SessionRegistry,
         routes: RouteTable,
         committer: Committer,
+        pauses: Pauses,
         *,
         lease_s: float,
         poll_s: float,
@@ -123,6 +136,7 @@ class DispatchLoop:
         self._sessions = sessions
         self._routes = routes
         self._committer = committer
+        self._pauses = pauses
         self._lease_s = lease_s
         self._poll_s = poll_s
         self._lease_batch = lease_batch
@@ -132,6 +146,7 @@ class DispatchLoop:
         self._tracing = tracing
         self._clock = clock
         self._wake = asyncio.Event()
+        self._turning = asyncio.Lock()  # held during a turn
         self._local_work = False
         self._cursors: dict[int, Cursor] = {}
         self._cursors_at = clock()
@@ -145,6 +160,16 @@ class DispatchLoop:
         """A step became leasable by an act of this process; other schedulers may have to be told."""
         self._local_work = True
         self._wake.set()
+
+    def look_from_front(self) -> None:
+        """Steps came back, or stepped aside, that cursors may have passed."""
+        self._cursors.clear()
+        self._wake.set()
+
+    async def turn_over(self) -> None:
+        """Return when the turn that is under way, if any, has ended: what it leases it has leased."""
+        async with self._turning:
+            pass
 
     async def run(self) -> None:
         """Lease and send until cancelled."""
@@ -161,7 +186,8 @@ class DispatchLoop:
             try:
                 again = True
                 while again:
-                    again = await self._dispatch_once()
+                    async with self._turning:
+                        again = await self._dispatch_once()
                     await asyncio.sleep(
                         0
                     )  # others run between two full turns: acks and heartbeats are due as well
@@ -181,6 +207,8 @@ class DispatchLoop:
 
     async def _dispatch_once(self) -> bool:
         """One turn over all sessions with free credit. True: a statement came back full, so look again at once."""
+        if not self._pauses.are_known:
+            return False
         if self._clock() - self._cursors_at > _CURSOR_LIFE_S:
             self._cursors.clear()
             self._cursors_at = self._clock()
@@ -195,13 +223,24 @@ class DispatchLoop:
         for session in self._sessions:
             if session.free_credit() <= 0:
                 continue
-            served = self._routes.served(session)
+            served = self._unpaused(self._routes.served(session))
             if not served:
                 continue
             limited = any(c.max_concurrency for c in session.offer.capabilities)
             key: tuple[object, ...] = (session.executor_id,) if limited else tuple(sorted(served.items()))
             groups.setdefault(key, _Group(served, [])).sessions.append(session)
         return list(groups.values())
+
+    def _unpaused(self, served: dict[int, str]) -> dict[int, str]:
+        """Without the routes of paused kinds."""
+        kinds = self._pauses.kinds
+        if not kinds:
+            return served
+        return {
+            route_id: version
+            for route_id, version in served.items()
+            if self._routes.routes[route_id].kind not in kinds
+        }
 
     async def _serve(self, group: _Group) -> bool:
         slots = _deal(group.sessions, self._lease_batch)
@@ -213,7 +252,10 @@ class DispatchLoop:
             for route_id, most in limits.items()
         ]
         granting_ns = epoch_ns()
-        grants = await self._leases.grant(probes, slots)
+        try:
+            grants = await self._leases.grant(probes, slots, barred=self._pauses.definitions)
+        except HeldInFront:
+            return True
         granted = _Granted(granting_ns, epoch_ns(), self._clock())
         for grant in grants:
             seen = (grant.available_at, UUID(grant.step_run_id))

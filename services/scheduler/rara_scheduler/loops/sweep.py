@@ -13,6 +13,7 @@ from rara_scheduler.domain.routing import Miss, match
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.loops.committer import Committer
 from rara_scheduler.loops.dispatch import RouteTable
+from rara_scheduler.pauses import Pauses
 from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.store.cancel import CancelStore
 from rara_scheduler.store.commit import LeaseReports
@@ -43,6 +44,7 @@ class SweepLoop:
         routes: RouteTable,
         committer: Committer,
         aftermath: Aftermath,
+        pauses: Pauses,
         *,
         sweep_s: float,
         lease_s: float,
@@ -60,6 +62,7 @@ class SweepLoop:
         self._routes = routes
         self._committer = committer
         self._aftermath = aftermath
+        self._pauses = pauses
         self._sweep_s = sweep_s
         self._lease_s = lease_s
         self._settle_s = settle_s
@@ -208,16 +211,21 @@ class SweepLoop:
         unserved = await self._unserved_routes()
         after = FIRST
         while page := await self._sweeps.overdue_steps(after, unserved):
-            self._aftermath.cancelled(await self._cancels.close_overdue(page))
+            spared = self._pauses.sparing_definitions
+            self._aftermath.cancelled(await self._cancels.close_overdue(page, spared=spared))
             after = page[-1].step_run_id
 
     async def _unserved_routes(self) -> list[int]:
-        """Routes that no executor can serve which is connected, here or elsewhere, or may be on its way back."""
-        if self._clock() < self._settled_at:
+        """Routes that no executor can serve which is connected, here or elsewhere, or may be on its way back.
+
+        A step that is paused waits for the pause, not for an executor.
+        """
+        if self._clock() < self._settled_at or not self._pauses.are_known:
             return []  # executors are on their way back
+        paused = self._pauses.sparing_kinds
         offers = await self._sweeps.live_offers(max(self._silence_s, self._lease_s))
         return [
             route_id
             for route_id, route in self._routes.routes.items()
-            if all(isinstance(match(route, offer), Miss) for offer in offers)
+            if route.kind not in paused and all(isinstance(match(route, offer), Miss) for offer in offers)
         ]

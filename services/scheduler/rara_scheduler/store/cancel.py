@@ -88,8 +88,12 @@ class CancelStore:
             ended_runs = ended(await ledger.write(connection))
         return CancelResult(ledger.orders, {workflow_run_id}, ended_runs, ledger.closed_unheld)
 
-    async def close_overdue(self, steps: Sequence[OverdueStep]) -> CancelResult:
+    async def close_overdue(
+        self, steps: Sequence[OverdueStep], *, spared: frozenset[str] = frozenset()
+    ) -> CancelResult:
         """Close ready or waiting steps beyond their time, and what follows for their runs.
+
+        spared: definitions of which no step is closed because no executor is there.
 
         Steps that were leased meanwhile, and runs that somebody holds, are left alone.
         """
@@ -97,16 +101,25 @@ class CancelStore:
 
         async def once() -> CancelResult:
             async with self._database.transaction(Lane.ENGINE) as connection:
-                return await self._close_overdue(connection, at_hand, steps)
+                return await self._close_overdue(connection, at_hand, steps, spared)
 
         return await at_hand.work(once)
 
     async def _close_overdue(
-        self, connection: Connection, at_hand: SpecsAtHand, steps: Sequence[OverdueStep]
+        self,
+        connection: Connection,
+        at_hand: SpecsAtHand,
+        steps: Sequence[OverdueStep],
+        spared: frozenset[str],
     ) -> CancelResult:
         run_ids = list({step.workflow_run_id for step in steps})
         ledger = await self._lock(connection, run_ids, at_hand, skip_locked=True)
-        held = [step for step in steps if step.workflow_run_id in ledger.runs]
+        held = [
+            step
+            for step in steps
+            if (run := ledger.runs.get(step.workflow_run_id)) is not None
+            and (step.past_deadline or run.definition not in spared)
+        ]
         if not held:
             return CancelResult()
         rows = await connection.fetch(

@@ -6,10 +6,12 @@ from typing import Final
 import asyncpg
 
 from rara_scheduler.domain.ids import step_not_found
+from rara_scheduler.domain.pause import told
 from rara_scheduler.domain.routing import Miss, Route, match, nearness
 from rara_scheduler.domain.step import TERMINAL, StepState
 from rara_scheduler.domain.views import ExecutorState, ExecutorView, NearMiss, Obstacle
 from rara_scheduler.store.database import Connection
+from rara_scheduler.store.pauses import pause_of
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.reads import Reads
 from rara_scheduler.store.view_rows import executor_view, offer_of
@@ -39,22 +41,25 @@ class Explainer:
                 return []
             if state in (StepState.LEASED, StepState.RUNNING):
                 return _held(row)
+            rows = await connection.fetch(query("explain_pauses"), step_run_id)
+            paused = [Obstacle("PAUSED", told(each), pause=each) for each in map(pause_of, rows)]
             if row["released_at"] is None:
-                return await _upstream(connection, step_run_id)
+                return paused + await _upstream(connection, step_run_id)
             if row["backs_off"]:
                 return [
+                    *paused,
                     Obstacle(
                         "BACKOFF",
                         f"attempt {row['attempt']} ended with {row['reason']}; the next one waits",
                         until=row["available_at"],
-                    )
+                    ),
                 ]
-            return await self._unserved(connection, step_run_id, row)
+            return paused + await self._unserved(connection, step_run_id, row, is_paused=bool(paused))
 
     async def _unserved(
-        self, connection: Connection, step_run_id: str, row: asyncpg.Record
+        self, connection: Connection, step_run_id: str, row: asyncpg.Record, *, is_paused: bool
     ) -> list[Obstacle]:
-        """It could be leased now: who could run it, and why nobody does."""
+        """It could be leased now: who could run it, and why nobody does. Of a paused one, that nobody could."""
         rows = await connection.fetch(query("explain_executors"), self._silent_after_s, MAX_EXECUTORS)
         executors = [executor_view(each) for each in rows]
         route = Route(
@@ -73,6 +78,8 @@ class Explainer:
                 else f"no executor is connected; the step asks for {_asked(route)}"
             )
             return [Obstacle("NO_CAPABLE_EXECUTOR", message, near_misses=shown)]
+        if is_paused:
+            return []
         ahead = await connection.fetchval(query("explain_ahead"), step_run_id, MAX_AHEAD)
         if any(executor.free_credit > 0 for executor in capable) and not ahead:
             return []

@@ -5,13 +5,26 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
+import asyncpg
+
 from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint
 from rara_scheduler.domain.definition import StepSpec
 from rara_scheduler.store.database import Connection, Database, Lane
 from rara_scheduler.store.inputs import ArtifactNotThere, load_input_artifacts
+from rara_scheduler.store.pauses import hold
 from rara_scheduler.store.queries import query
 
 Cursor = tuple[datetime, UUID]
+
+_HOLD_PAGES = (500, 5000, 5000)  # steps looked at in one turn, where paused ones stand in front
+
+
+class HeldInFront(Exception):
+    """Only steps of paused definitions were met, and have stepped aside: look again."""
+
+
+class _MetPaused(Exception):
+    """The statement met steps of paused definitions: it has to be undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +97,30 @@ class LeaseStore:
         self,
         routes: Sequence[tuple[int, int, Cursor, str]],
         slots: Sequence[str],
+        *,
+        barred: frozenset[str] = frozenset(),
     ) -> list[Grant]:
         """Lease ready steps, oldest first, one per entry of `slots` at most.
 
         routes: (route_id, most steps of it, where to look from, the version of its kind that is run). slots: an
-        executor_id per free slot; each of them must serve all the routes, by these versions.
+        executor_id per free slot; each of them must serve all the routes, by these versions. barred: definitions that
+        are paused. Raises HeldInFront where it is worth to look again for others' steps.
         """
-        async with self._database.connection(Lane.ENGINE) as connection:
-            rows = await connection.fetch(
-                query("grant_leases"),
-                [route_id for route_id, _, _, _ in routes],
-                [most for _, most, _, _ in routes],
-                [cursor[0] for _, _, cursor, _ in routes],
-                [cursor[1] for _, _, cursor, _ in routes],
-                len(slots),
-                list(slots),
-                self._lease_s,
-                [version for _, _, _, version in routes],
-            )
+        arguments = (
+            [route_id for route_id, _, _, _ in routes],
+            [most for _, most, _, _ in routes],
+            [cursor[0] for _, _, cursor, _ in routes],
+            [cursor[1] for _, _, cursor, _ in routes],
+            len(slots),
+            list(slots),
+            self._lease_s,
+            [version for _, _, _, version in routes],
+        )
+        if barred:
+            rows = await self._grant_around(arguments, {r: cursor for r, _, cursor, _ in routes}, barred)
+        else:
+            async with self._database.connection(Lane.ENGINE) as connection:
+                rows = await connection.fetch(query("grant_leases"), *arguments)
         return [
             Grant(
                 step_run_id=row["step_run_id"],
@@ -126,6 +145,30 @@ class LeaseStore:
             )
             for row in rows
         ]
+
+    async def _grant_around(
+        self, arguments: Sequence[object], cursors: Mapping[int, Cursor], barred: frozenset[str]
+    ) -> list[asyncpg.Record]:
+        """Lease where some definitions are paused: a statement that met their steps is undone, and they step aside.
+
+        So the statement itself is the same as ever, and each such step is met once.
+        """
+        for page in _HOLD_PAGES:
+            met: set[int] = set()
+            try:
+                async with self._database.transaction(Lane.ENGINE) as connection:
+                    rows = await connection.fetch(query("grant_leases"), *arguments)
+                    met = {row["route_id"] for row in rows if row["definition"] in barred}
+                    if not met:
+                        return rows
+                    raise _MetPaused
+            except _MetPaused:
+                pass
+            async with self._database.transaction(Lane.ENGINE) as connection:
+                seen = [await hold(connection, (r, *cursors[r]), r, page) for r in sorted(met)]
+            if not any(each.held for each in seen):
+                return []  # somebody else is at it, or they are paused no more: the next look will tell
+        raise HeldInFront
 
     async def materials(self, granted: Sequence[tuple[Grant, StepSpec]]) -> Materials:
         """Load what the granted steps refer to; nothing is asked for steps that refer to nothing."""

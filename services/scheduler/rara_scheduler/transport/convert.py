@@ -10,6 +10,7 @@ from rara.v1 import common_pb2, dispatch_pb2, job_pb2, workflow_pb2
 
 from rara_scheduler.domain.errors import StepError
 from rara_scheduler.domain.lineage import LineageEdge
+from rara_scheduler.domain.pause import Pause, PauseLoad
 from rara_scheduler.domain.payload import clean_text
 from rara_scheduler.domain.run import RunState
 from rara_scheduler.domain.step import StepState
@@ -273,6 +274,18 @@ def obstacle(view: Obstacle) -> workflow_pb2.Obstacle:
             for each in view.near_misses
         ],
         ahead=view.ahead,
+        pause=None if view.pause is None else pause(view.pause),
+    )
+
+
+def pause(of: Pause, load: PauseLoad | None = None) -> workflow_pb2.Pause:
+    return workflow_pb2.Pause(
+        **{of.target.sort: of.target.name},
+        reason=of.reason,
+        paused_by=of.paused_by,
+        paused_at=timestamp(of.paused_at),
+        steps_held=load.held if load else 0,
+        steps_in_flight=load.in_flight if load else 0,
     )
 
 

@@ -9,13 +9,14 @@ from datetime import datetime
 from typing import Any, Protocol, assert_never
 
 from google.protobuf.message import Message
-from rara.v1 import common_pb2, job_pb2, workflow_pb2, workflow_pb2_grpc
+from rara.v1 import common_pb2, job_pb2, workflow_pb2
 
 from rara_scheduler.domain import ids
 from rara_scheduler.domain.errors import Fault, field_invalid
 from rara_scheduler.domain.run import TERMINAL
 from rara_scheduler.domain.start_command import MAX_BATCH, StartCommand, of_request
 from rara_scheduler.domain.views import RunView, StepView
+from rara_scheduler.pausing import Pausing
 from rara_scheduler.store.database import DataRefused
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.explain import Explainer
@@ -25,6 +26,7 @@ from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.start import RunStarter
 from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, Tracing
 from rara_scheduler.transport import convert, convert_requests, lineage
+from rara_scheduler.transport.operating import OperatorCalls
 from rara_scheduler.transport.page_token import decode_token, invalid_token, page_size
 from rara_scheduler.transport.paging import fit_steps, in_batches, page
 from rara_scheduler.transport.status import answers, streams
@@ -43,7 +45,7 @@ class Canceller(Protocol):
     async def drain_executor(self, executor_id: str, *, finish_within_s: float | None) -> bool: ...
 
 
-class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
+class WorkflowServicer(OperatorCalls):
     def __init__(
         self,
         *,
@@ -55,6 +57,7 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         watching: Watching,
         explainer: Explainer,
         canceller: Canceller,
+        pausing: Pausing,
         max_payload_bytes: int,
         tracing: Tracing = UNTRACED,
         metrics: Metrics = SILENT,
@@ -69,6 +72,7 @@ class WorkflowServicer(workflow_pb2_grpc.WorkflowServiceServicer):
         self._watching = watching
         self._explainer = explainer
         self._canceller = canceller
+        self._pausing = pausing
         self._max_payload_bytes = max_payload_bytes
 
     # ------------------------------------------------------------ definitions

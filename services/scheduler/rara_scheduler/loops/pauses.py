@@ -1,0 +1,133 @@
+"""Knowing what is paused, and moving ready steps aside and back in small sets."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from rara_scheduler.domain.errors import Fault
+from rara_scheduler.domain.pause import Pause
+from rara_scheduler.loops.dispatch import RouteTable
+from rara_scheduler.pauses import Pauses
+from rara_scheduler.store.database import Conflict, DataRefused
+from rara_scheduler.store.pauses import FRONT, PauseStore, Place, front_of
+
+log = structlog.get_logger(__name__)
+
+_PAGE: Final = 5000  # steps in one transaction: about 50 ms
+
+
+class PauseLoop:
+    """Looks each `every_s` and at every hint. Each scheduler does the same, and rows that another moves are left to it.
+
+    While a definition is paused, ready steps are walked through: at once from the front to the end when it was paused,
+    and from then on one page a turn, or as fast as there are steps to put aside.
+    """
+
+    def __init__(
+        self,
+        store: PauseStore,
+        pauses: Pauses,
+        routes: RouteTable,
+        *,
+        every_s: float,
+        wake_dispatch: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._pauses = pauses
+        self._routes = routes
+        self._every_s = every_s
+        self._wake_dispatch = wake_dispatch
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._place = FRONT
+        self._is_urgent = False  # a pause is new: what is ready now was not walked through yet
+        self._restarts: dict[
+            int, dict[int, Place]
+        ] = {}  # by pause, then by route: how far waits were restarted
+
+    def wake(self) -> None:
+        """Something may have been paused or resumed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look and move until cancelled."""
+        while True:
+            self._wake.clear()
+            again = False
+            try:
+                again = await self.turn()
+            except (Fault, Conflict, DataRefused) as error:
+                log.warning("pause.deferred", error=str(error))
+            if again:
+                await asyncio.sleep(0)
+                continue
+            try:
+                async with asyncio.timeout(self._every_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def turn(self) -> bool:
+        """Look, and move one page of each kind. True: there is more to move at once."""
+        found = await self.look()
+        again = False
+        for pause in found:
+            if pause.resumed_at is not None:
+                again |= await self._undo(pause)
+        if self._pauses.definitions:
+            again |= await self._hold()
+        return again
+
+    async def look(self) -> list[Pause]:
+        """Know what is paused now."""
+        was_known, before, began_at = self._pauses.are_known, self._pauses.definitions, self._clock()
+        found = await self._store.all()
+        if self._pauses.looked(found, began_at) or not was_known:
+            self._wake_dispatch()
+        if self._pauses.definitions - before:
+            self._place, self._is_urgent = FRONT, True
+        return found
+
+    async def _hold(self) -> bool:
+        seen = await self._store.hold(self._place, _PAGE)
+        if seen.held:
+            self._wake_dispatch()  # what stood behind them may be leasable now
+        if seen.walked < _PAGE or seen.place is None:
+            self._place, self._is_urgent = FRONT, False
+            return False
+        self._place = seen.place
+        return bool(seen.held) or self._is_urgent
+
+    async def _undo(self, pause: Pause) -> bool:
+        """Put back a page of what a pause that is over held; forget it when that was all. Whether there is more."""
+        if pause.target.definition is None:
+            if await self._restart_waits(pause):
+                return True
+        elif released := await self._store.release(pause.pause_id, _PAGE):
+            self._wake_dispatch()
+            if released == _PAGE:
+                return True
+        if await self._store.remove(pause.pause_id):
+            log.info("pause.undone", sort=pause.target.sort, name=pause.target.name)
+        self._restarts.pop(pause.pause_id, None)
+        return False
+
+    async def _restart_waits(self, pause: Pause) -> bool:
+        """Of a page of steps of a kind that was paused, the wait for an executor begins anew. Whether there is more."""
+        kind, resumed_at = pause.target.kind, pause.resumed_at
+        assert resumed_at is not None  # noqa: S101 - asked for those alone
+        places = self._restarts.setdefault(
+            pause.pause_id,
+            {r.route_id: front_of(r.route_id) for r in self._routes.routes.values() if r.kind == kind},
+        )
+        for route_id, place in list(places.items()):
+            further = await self._store.restart_waits(route_id, place, resumed_at, _PAGE)
+            if further is not None:
+                places[route_id] = further
+                return True
+            del places[route_id]
+        return False
