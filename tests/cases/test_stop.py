@@ -28,7 +28,8 @@ STREAMS = 20
 STEPS = 10
 STOP_S = 3.0  # both bounds; a busy machine has the rest of it to spare
 EXIT_S = 1.0  # what the end of a process itself may take
-LONG_LEASE: dict[str, Any] = {"lease_s": 60.0, "silence_s": 45.0, "heartbeat_s": 0.5}  # scripted streams do not beat
+# Scripted streams do not beat.
+LONG_LEASE: dict[str, Any] = {"lease_s": 60.0, "silence_s": 45.0, "heartbeat_s": 0.5}
 
 
 @contextlib.asynccontextmanager
