@@ -136,6 +136,8 @@ with beat as (
       from beat b
      where x.executor_id = b.executor_id and x.session_id = b.session_id
 )
-select x.executor_id::text, x.draining, x.session_id = b.session_id as is_newest
+select x.executor_id::text, x.draining, x.session_id = b.session_id as is_newest,
+       extract(epoch from x.drain_by)::float8 as drain_by,
+       extract(epoch from x.drain_by - now())::float8 as drain_within_s
   from beat b
   join rara.executor x on x.executor_id = b.executor_id;

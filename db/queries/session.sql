@@ -21,7 +21,8 @@ values ($1::uuid, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7::uuid, $8::uu
                                             where p.kinds in ('*', c.one ->> 'kind')
                                                or (p.kinds like '%.*'
                                                    and starts_with(c.one ->> 'kind', left(p.kinds, -1))))))
-returning draining;
+returning draining, extract(epoch from drain_by)::float8 as drain_by,
+          extract(epoch from drain_by - now())::float8 as drain_within_s;
 
 -- name: close_session
 -- Only the newest session ends the row. $3: the executor said goodbye; it takes nothing more, as if it drained.
@@ -52,7 +53,12 @@ update rara.executor x
  where x.executor_id = $1::uuid and x.session_id = $2::uuid;
 
 -- name: drain_executor
-update rara.executor set draining = true where executor_id = $1::uuid returning executor_id::text;
+-- $2: seconds that its jobs may still take; null: as it was.
+update rara.executor
+   set draining = true, drain_by = coalesce(now() + make_interval(secs => $2::float8), drain_by)
+ where executor_id = $1::uuid
+returning draining, extract(epoch from drain_by)::float8 as drain_by,
+          extract(epoch from drain_by - now())::float8 as drain_within_s;
 
 -- name: leases_of_executor
 -- All that is leased to one executor: its inventory as the database knows it.

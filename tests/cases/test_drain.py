@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 import pytest_asyncio
+from rara_testing.ports import free_port
 from rara_testing.processes import Process, Processes
 from support.drain_line import drained, events_of
 from support.go_executor import spawn_go_executor
@@ -116,6 +117,54 @@ async def test_an_operators_drain_ends_with_the_line_too(
         await world.drain(executor_id)
         assert await executor.wait(20) == 0
         assert drained(executor) == (0, 0, 0, 0)
+
+
+@LANGUAGES
+@pytest.mark.parametrize(("within_s", "line"), [(None, (1, 0, 0, 0)), (0.2, (0, 1, 0, 0))])
+async def test_an_operators_drain_reaches_a_process_that_was_dialled(
+    database_url: str,
+    tmp_path: Path,
+    processes: Processes,
+    language: str,
+    within_s: float | None,
+    line: tuple[int, int, int, int],
+) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    async with running_scheduler(database_url, tmp_path, direct_executors=(listen,), **LONG_LEASE) as world:
+        executor = await spawn(
+            language, processes, world.address, tmp_path, slots=1, stop_s=STOP_S, listen=listen
+        )
+        await world.define("hold", {"a": {"kind": KINDS[language][0]}})
+        await world.start("hold", value={"file": str(tmp_path / "end")})
+        await until_running(world, 1)
+        executor_id = str(await world.raw.fetchval("select executor_id from rara.executor"))
+        await world.drain(executor_id, within_s=within_s)
+        await until(lambda: logged(executor, "executor.draining"), "begun drain")
+        if within_s is None:
+            (tmp_path / "end").touch()
+        assert await executor.wait(20) == 0
+        assert drained(executor) == line
+        assert await attempts(world) == ({"a": ("EXECUTOR_SHUTDOWN", False)} if within_s else {})
+
+
+async def test_a_drain_and_its_bound_reach_an_executor_of_another_scheduler(
+    database_url: str, tmp_path: Path, processes: Processes
+) -> None:
+    async with (
+        running_scheduler(database_url, tmp_path, **LONG_LEASE) as world,
+        running_scheduler(database_url, tmp_path, check_history=False, **LONG_LEASE) as other,
+    ):
+        executor = await spawn("python", processes, world.address, tmp_path, slots=1, stop_s=STOP_S)
+        await world.define("hold", {"a": {"kind": "timed.steady"}})
+        await world.start("hold", value={"file": str(tmp_path / "never")})
+        await until_running(world, 1)
+        executor_id = str(await world.raw.fetchval("select executor_id from rara.executor"))
+        await other.drain(executor_id)  # as long as it needs
+        await until(lambda: logged(executor, "executor.draining"), "begun drain")
+        assert executor.returncode is None
+        await other.drain(executor_id, within_s=0.2)
+        assert await executor.wait(20) == 0
+        assert drained(executor) == (0, 1, 0, 0)
 
 
 # ---------------------------------------------------------------- stops that are not waited for, or come early

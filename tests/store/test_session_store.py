@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 
+import pytest
 import pytest_asyncio
 from rara_scheduler.domain.attempt import CancelReceipt
 from rara_scheduler.domain.routing import Capability, Offer
 from rara_scheduler.domain.tokens import Role, Token
+from rara_scheduler.store.sessions import DrainOrder, Seen
 from rara_scheduler.store.tokens import TokenStore
 from support.store_world import (
     StoreWorld,
@@ -29,7 +31,7 @@ async def world(database_url: str) -> AsyncIterator[StoreWorld]:
 
 async def open_session(
     world: StoreWorld, executor_id: str, scheduler_id: str | None = None
-) -> tuple[str, bool]:
+) -> tuple[str, DrainOrder | None]:
     session_id = new_id()
     draining = await world.sessions.open(
         executor_id=executor_id,
@@ -47,8 +49,8 @@ async def test_the_newest_session_of_an_executor_is_the_one_that_lives(world: St
     executor_id = new_id()
     old, _ = await open_session(world, executor_id)
     new, _ = await open_session(world, executor_id)
-    assert await world.sessions.seen([(executor_id, old, 0, 1)]) == {executor_id: None}
-    assert await world.sessions.seen([(executor_id, new, 2, 3)]) == {executor_id: False}
+    assert await world.sessions.seen([(executor_id, old, 0, 1)]) == {executor_id: Seen(False, None)}
+    assert await world.sessions.seen([(executor_id, new, 2, 3)]) == {executor_id: Seen(True, None)}
     await world.sessions.close(executor_id, old, for_good=True)
     (row,) = await world.raw.fetch("select in_flight, free_credit, ended_at from rara.executor")
     assert tuple(row) == (2, 3, None)
@@ -63,11 +65,33 @@ async def test_a_drain_is_remembered_over_a_reconnect(world: StoreWorld) -> None
     assert not draining
     assert await world.sessions.drain(executor_id)
     session_id, draining = await open_session(world, executor_id)
-    assert draining
-    assert await world.sessions.seen([(executor_id, session_id, 0, 0)]) == {executor_id: True}
-    assert not await world.sessions.drain(new_id())
+    assert draining == DrainOrder()
+    order = Seen(True, DrainOrder())
+    assert await world.sessions.seen([(executor_id, session_id, 0, 0)]) == {executor_id: order}
+    assert await world.sessions.drain(new_id()) is None
     _, fresh = await open_session(world, new_id())  # a new process under the same name is another executor
     assert not fresh
+
+
+async def test_a_drains_bound_is_an_instant_that_a_repeat_without_one_does_not_move(
+    world: StoreWorld,
+) -> None:
+    executor_id = new_id()
+    session_id, _ = await open_session(world, executor_id)
+    first = await world.sessions.drain(executor_id, within_s=60)
+    assert first is not None
+    assert first.within_s == pytest.approx(60, abs=1)
+    again = await world.sessions.drain(executor_id)
+    seen = (await world.sessions.seen([(executor_id, session_id, 0, 0)]))[executor_id].drain
+    _, reopened = await open_session(world, executor_id)
+    for later in (again, seen, reopened):
+        assert later is not None
+        assert later.by == first.by
+        assert later.within_s == pytest.approx(60, abs=10)
+    sooner = await world.sessions.drain(executor_id, within_s=0)
+    assert sooner is not None
+    assert sooner.within_s == 0
+    assert sooner.by != first.by
 
 
 async def test_what_connected_executors_offer_is_known_to_every_scheduler(world: StoreWorld) -> None:

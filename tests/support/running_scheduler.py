@@ -85,8 +85,10 @@ class RunningScheduler:
             workflow_pb2.CancelRunRequest(workflow_run_id=workflow_run_id), timeout=WAIT_S
         )
 
-    async def drain(self, executor_id: str) -> None:
+    async def drain(self, executor_id: str, *, within_s: float | None = None) -> None:
         request = workflow_pb2.DrainExecutorRequest(executor_id=executor_id)
+        if within_s is not None:
+            request.finish_within.FromNanoseconds(int(within_s * 1e9))
         await self.workflows.DrainExecutor(request, timeout=WAIT_S)
 
     async def step(self, step_run_id: str) -> asyncpg.Record:

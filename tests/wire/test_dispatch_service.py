@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import grpc
 import pytest
@@ -673,6 +674,18 @@ async def test_a_newer_session_of_an_executor_replaces_the_older(world: RunningS
             assert [(a.lease_token, a.sequence) for a in welcome.acks.acks] == [(job.lease.lease_token, 2)]
             await second.events(succeeded(job.lease))
             await second.expect_ack(job.lease, 3)
+
+
+async def test_a_drain_asked_for_while_the_executor_is_away_meets_it_at_the_welcome(
+    world: RunningScheduler,
+) -> None:
+    executor_id = str(uuid4())
+    async with world.executor(executor_id=executor_id):
+        pass
+    await world.drain(executor_id, within_s=60)
+    async with world.executor(executor_id=executor_id) as executor:
+        drain = await executor.expect("drain")
+        assert 30 < drain.finish_within.ToTimedelta().total_seconds() <= 60
 
 
 async def test_a_draining_executor_gets_nothing_more_and_goodbye_gives_back(world: RunningScheduler) -> None:

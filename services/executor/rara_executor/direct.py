@@ -291,6 +291,10 @@ class DirectServicer(executor_pb2_grpc.ExecutorServiceServicer):
         self._supervisor.after_change()
         return executor_pb2.CancelResponse(known=known)
 
+    async def Drain(self, request: executor_pb2.DrainRequest, context: Any) -> executor_pb2.DrainResponse:
+        self._side.on_drain(request.drain)
+        return executor_pb2.DrainResponse()
+
     async def _execute(self, context: Any) -> None:
         start = await _read_start(context)
         stream = JobStream(start.job.lease.lease_token, start.terms)

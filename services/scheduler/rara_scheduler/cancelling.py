@@ -1,13 +1,10 @@
 """Cancelling runs and draining executors, as callers of the API ask for it."""
 
-from rara.v1 import dispatch_pb2
-
 from rara_scheduler.domain.errors import Code
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.store.cancel import CancelStore
 from rara_scheduler.store.sessions import SessionStore
-from rara_scheduler.transport.jobs import duration
 
 
 class Cancelling:
@@ -30,13 +27,10 @@ class Cancelling:
 
     async def drain_executor(self, executor_id: str, *, finish_within_s: float | None) -> bool:
         """Ask an executor to finish and take nothing new. False: there is none of that id."""
-        if not await self._store.drain(executor_id):
+        order = await self._store.drain(executor_id, within_s=finish_within_s)
+        if order is None:
             return False
         session = self._sessions.get(executor_id)
         if session is not None:
-            session.draining = True
-            drain = dispatch_pb2.Drain()
-            if finish_within_s is not None:
-                drain.finish_within.CopyFrom(duration(finish_within_s))
-            session.send(dispatch_pb2.ConnectResponse(drain=drain))
+            session.ask_to_drain(order)
         return True

@@ -11,6 +11,7 @@ from rara.v1 import dispatch_pb2, job_pb2
 
 from rara_scheduler.domain.routing import Offer
 from rara_scheduler.store.run_ledger import CancelOrder
+from rara_scheduler.store.sessions import DrainOrder
 from rara_scheduler.transport.jobs import duration
 
 log = structlog.get_logger(__name__)
@@ -74,6 +75,7 @@ class Session:
     jobs_sent: int = 0
     lapsed_grants: int = 0
     draining: bool = False
+    drain_by: float | None = None  # of the order that it was told
     closing: bool = False
     was_told: bool = False  # all that it was sent has been written, its end included
     unlisted: dict[int, int] = field(
@@ -120,6 +122,15 @@ class Session:
     def end_tasks(self) -> None:
         for task in list(self.tasks):
             task.cancel()
+
+    def ask_to_drain(self, order: DrainOrder) -> None:
+        """Pass on what an operator has asked, again where it is asked anew."""
+        self.draining = True
+        self.drain_by = order.by
+        drain = dispatch_pb2.Drain()
+        if order.within_s is not None:
+            drain.finish_within.CopyFrom(duration(max(0.0, order.within_s)))
+        self.send(dispatch_pb2.ConnectResponse(drain=drain))
 
     def end(self, reason: str = "", reconnect_after_s: float | None = None) -> None:
         """Say goodbye where there is a reason to tell, and let the writer finish. Repeats do nothing."""

@@ -103,6 +103,18 @@ func (d *directService) Cancel(_ context.Context, request *rarav1.CancelRequest)
 	return &rarav1.CancelResponse{Known: known}, nil
 }
 
+func (d *directService) Drain(_ context.Context, request *rarav1.DrainRequest) (*rarav1.DrainResponse, error) {
+	s := d.session.supervisor
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	drain := request.Drain
+	if drain == nil {
+		drain = &rarav1.Drain{}
+	}
+	s.askedToDrain(drain)
+	return &rarav1.DrainResponse{}, nil
+}
+
 type executeCall = grpc.BidiStreamingServer[rarav1.ExecuteRequest, rarav1.ExecuteResponse]
 
 // Execute ends its goroutines by returning: then neither Recv nor Send waits any longer.

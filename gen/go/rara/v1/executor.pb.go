@@ -487,6 +487,89 @@ func (x *CancelResponse) GetKnown() bool {
 	return false
 }
 
+// From the scheduler.
+type DrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As on a session.
+	Drain         *Drain `protobuf:"bytes,1,opt,name=drain,proto3" json:"drain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_rara_v1_executor_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_executor_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_rara_v1_executor_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DrainRequest) GetDrain() *Drain {
+	if x != nil {
+		return x.Drain
+	}
+	return nil
+}
+
+// From the executor, as soon as it has heard. GetCapabilities says that it drains.
+type DrainResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainResponse) Reset() {
+	*x = DrainResponse{}
+	mi := &file_rara_v1_executor_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainResponse) ProtoMessage() {}
+
+func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_executor_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
+func (*DrainResponse) Descriptor() ([]byte, []int) {
+	return file_rara_v1_executor_proto_rawDescGZIP(), []int{8}
+}
+
 var File_rara_v1_executor_proto protoreflect.FileDescriptor
 
 const file_rara_v1_executor_proto_rawDesc = "" +
@@ -516,11 +599,15 @@ const file_rara_v1_executor_proto_rawDesc = "" +
 	"\rCancelRequest\x12*\n" +
 	"\x06cancel\x18\x01 \x01(\v2\x12.rara.v1.CancelJobR\x06cancel\"&\n" +
 	"\x0eCancelResponse\x12\x14\n" +
-	"\x05known\x18\x01 \x01(\bR\x05known2\xe4\x01\n" +
+	"\x05known\x18\x01 \x01(\bR\x05known\"4\n" +
+	"\fDrainRequest\x12$\n" +
+	"\x05drain\x18\x01 \x01(\v2\x0e.rara.v1.DrainR\x05drain\"\x0f\n" +
+	"\rDrainResponse2\x9c\x02\n" +
 	"\x0fExecutorService\x12T\n" +
 	"\x0fGetCapabilities\x12\x1f.rara.v1.GetCapabilitiesRequest\x1a .rara.v1.GetCapabilitiesResponse\x12@\n" +
 	"\aExecute\x12\x17.rara.v1.ExecuteRequest\x1a\x18.rara.v1.ExecuteResponse(\x010\x01\x129\n" +
-	"\x06Cancel\x12\x16.rara.v1.CancelRequest\x1a\x17.rara.v1.CancelResponseB0Z.github.com/rara-run/rara/gen/go/rara/v1;rarav1b\x06proto3"
+	"\x06Cancel\x12\x16.rara.v1.CancelRequest\x1a\x17.rara.v1.CancelResponse\x126\n" +
+	"\x05Drain\x12\x15.rara.v1.DrainRequest\x1a\x16.rara.v1.DrainResponseB0Z.github.com/rara-run/rara/gen/go/rara/v1;rarav1b\x06proto3"
 
 var (
 	file_rara_v1_executor_proto_rawDescOnce sync.Once
@@ -534,7 +621,7 @@ func file_rara_v1_executor_proto_rawDescGZIP() []byte {
 	return file_rara_v1_executor_proto_rawDescData
 }
 
-var file_rara_v1_executor_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_rara_v1_executor_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_rara_v1_executor_proto_goTypes = []any{
 	(*GetCapabilitiesRequest)(nil),  // 0: rara.v1.GetCapabilitiesRequest
 	(*GetCapabilitiesResponse)(nil), // 1: rara.v1.GetCapabilitiesResponse
@@ -543,36 +630,42 @@ var file_rara_v1_executor_proto_goTypes = []any{
 	(*ExecuteResponse)(nil),         // 4: rara.v1.ExecuteResponse
 	(*CancelRequest)(nil),           // 5: rara.v1.CancelRequest
 	(*CancelResponse)(nil),          // 6: rara.v1.CancelResponse
-	(*Hello)(nil),                   // 7: rara.v1.Hello
-	(*JobRequest)(nil),              // 8: rara.v1.JobRequest
-	(*SessionTerms)(nil),            // 9: rara.v1.SessionTerms
-	(*EventAcks)(nil),               // 10: rara.v1.EventAcks
-	(*HeartbeatAck)(nil),            // 11: rara.v1.HeartbeatAck
-	(*ProgressEvent)(nil),           // 12: rara.v1.ProgressEvent
-	(*Heartbeat)(nil),               // 13: rara.v1.Heartbeat
-	(*CancelJob)(nil),               // 14: rara.v1.CancelJob
+	(*DrainRequest)(nil),            // 7: rara.v1.DrainRequest
+	(*DrainResponse)(nil),           // 8: rara.v1.DrainResponse
+	(*Hello)(nil),                   // 9: rara.v1.Hello
+	(*JobRequest)(nil),              // 10: rara.v1.JobRequest
+	(*SessionTerms)(nil),            // 11: rara.v1.SessionTerms
+	(*EventAcks)(nil),               // 12: rara.v1.EventAcks
+	(*HeartbeatAck)(nil),            // 13: rara.v1.HeartbeatAck
+	(*ProgressEvent)(nil),           // 14: rara.v1.ProgressEvent
+	(*Heartbeat)(nil),               // 15: rara.v1.Heartbeat
+	(*CancelJob)(nil),               // 16: rara.v1.CancelJob
+	(*Drain)(nil),                   // 17: rara.v1.Drain
 }
 var file_rara_v1_executor_proto_depIdxs = []int32{
-	7,  // 0: rara.v1.GetCapabilitiesResponse.hello:type_name -> rara.v1.Hello
-	8,  // 1: rara.v1.ExecuteStart.job:type_name -> rara.v1.JobRequest
-	9,  // 2: rara.v1.ExecuteStart.terms:type_name -> rara.v1.SessionTerms
+	9,  // 0: rara.v1.GetCapabilitiesResponse.hello:type_name -> rara.v1.Hello
+	10, // 1: rara.v1.ExecuteStart.job:type_name -> rara.v1.JobRequest
+	11, // 2: rara.v1.ExecuteStart.terms:type_name -> rara.v1.SessionTerms
 	2,  // 3: rara.v1.ExecuteRequest.start:type_name -> rara.v1.ExecuteStart
-	10, // 4: rara.v1.ExecuteRequest.acks:type_name -> rara.v1.EventAcks
-	11, // 5: rara.v1.ExecuteRequest.heartbeat_ack:type_name -> rara.v1.HeartbeatAck
-	12, // 6: rara.v1.ExecuteResponse.event:type_name -> rara.v1.ProgressEvent
-	13, // 7: rara.v1.ExecuteResponse.heartbeat:type_name -> rara.v1.Heartbeat
-	14, // 8: rara.v1.CancelRequest.cancel:type_name -> rara.v1.CancelJob
-	0,  // 9: rara.v1.ExecutorService.GetCapabilities:input_type -> rara.v1.GetCapabilitiesRequest
-	3,  // 10: rara.v1.ExecutorService.Execute:input_type -> rara.v1.ExecuteRequest
-	5,  // 11: rara.v1.ExecutorService.Cancel:input_type -> rara.v1.CancelRequest
-	1,  // 12: rara.v1.ExecutorService.GetCapabilities:output_type -> rara.v1.GetCapabilitiesResponse
-	4,  // 13: rara.v1.ExecutorService.Execute:output_type -> rara.v1.ExecuteResponse
-	6,  // 14: rara.v1.ExecutorService.Cancel:output_type -> rara.v1.CancelResponse
-	12, // [12:15] is the sub-list for method output_type
-	9,  // [9:12] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	12, // 4: rara.v1.ExecuteRequest.acks:type_name -> rara.v1.EventAcks
+	13, // 5: rara.v1.ExecuteRequest.heartbeat_ack:type_name -> rara.v1.HeartbeatAck
+	14, // 6: rara.v1.ExecuteResponse.event:type_name -> rara.v1.ProgressEvent
+	15, // 7: rara.v1.ExecuteResponse.heartbeat:type_name -> rara.v1.Heartbeat
+	16, // 8: rara.v1.CancelRequest.cancel:type_name -> rara.v1.CancelJob
+	17, // 9: rara.v1.DrainRequest.drain:type_name -> rara.v1.Drain
+	0,  // 10: rara.v1.ExecutorService.GetCapabilities:input_type -> rara.v1.GetCapabilitiesRequest
+	3,  // 11: rara.v1.ExecutorService.Execute:input_type -> rara.v1.ExecuteRequest
+	5,  // 12: rara.v1.ExecutorService.Cancel:input_type -> rara.v1.CancelRequest
+	7,  // 13: rara.v1.ExecutorService.Drain:input_type -> rara.v1.DrainRequest
+	1,  // 14: rara.v1.ExecutorService.GetCapabilities:output_type -> rara.v1.GetCapabilitiesResponse
+	4,  // 15: rara.v1.ExecutorService.Execute:output_type -> rara.v1.ExecuteResponse
+	6,  // 16: rara.v1.ExecutorService.Cancel:output_type -> rara.v1.CancelResponse
+	8,  // 17: rara.v1.ExecutorService.Drain:output_type -> rara.v1.DrainResponse
+	14, // [14:18] is the sub-list for method output_type
+	10, // [10:14] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_rara_v1_executor_proto_init() }
@@ -597,7 +690,7 @@ func file_rara_v1_executor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rara_v1_executor_proto_rawDesc), len(file_rara_v1_executor_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const (
 	ExecutorService_GetCapabilities_FullMethodName = "/rara.v1.ExecutorService/GetCapabilities"
 	ExecutorService_Execute_FullMethodName         = "/rara.v1.ExecutorService/Execute"
 	ExecutorService_Cancel_FullMethodName          = "/rara.v1.ExecutorService/Cancel"
+	ExecutorService_Drain_FullMethodName           = "/rara.v1.ExecutorService/Drain"
 )
 
 // ExecutorServiceClient is the client API for ExecutorService service.
@@ -38,6 +39,9 @@ type ExecutorServiceClient interface {
 	Execute(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecuteRequest, ExecuteResponse], error)
 	// Delivers a cancel without a stream. May be repeated.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
+	// An operator asks this executor to take no new job, to finish, and to end. May be repeated, with another limit.
+	// UNIMPLEMENTED from an executor that is older than the call: it only gets no new job.
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 }
 
 type executorServiceClient struct {
@@ -81,6 +85,16 @@ func (c *executorServiceClient) Cancel(ctx context.Context, in *CancelRequest, o
 	return out, nil
 }
 
+func (c *executorServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainResponse)
+	err := c.cc.Invoke(ctx, ExecutorService_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ExecutorServiceServer is the server API for ExecutorService service.
 // All implementations must embed UnimplementedExecutorServiceServer
 // for forward compatibility.
@@ -95,6 +109,9 @@ type ExecutorServiceServer interface {
 	Execute(grpc.BidiStreamingServer[ExecuteRequest, ExecuteResponse]) error
 	// Delivers a cancel without a stream. May be repeated.
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
+	// An operator asks this executor to take no new job, to finish, and to end. May be repeated, with another limit.
+	// UNIMPLEMENTED from an executor that is older than the call: it only gets no new job.
+	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	mustEmbedUnimplementedExecutorServiceServer()
 }
 
@@ -113,6 +130,9 @@ func (UnimplementedExecutorServiceServer) Execute(grpc.BidiStreamingServer[Execu
 }
 func (UnimplementedExecutorServiceServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
+}
+func (UnimplementedExecutorServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedExecutorServiceServer) mustEmbedUnimplementedExecutorServiceServer() {}
 func (UnimplementedExecutorServiceServer) testEmbeddedByValue()                         {}
@@ -178,6 +198,24 @@ func _ExecutorService_Cancel_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ExecutorService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutorServiceServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ExecutorService_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutorServiceServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ExecutorService_ServiceDesc is the grpc.ServiceDesc for ExecutorService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -192,6 +230,10 @@ var ExecutorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Cancel",
 			Handler:    _ExecutorService_Cancel_Handler,
+		},
+		{
+			MethodName: "Drain",
+			Handler:    _ExecutorService_Drain_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -26,7 +26,7 @@ from rara.v1 import dispatch_pb2 as rara_dot_v1_dot_dispatch__pb2
 from rara.v1 import job_pb2 as rara_dot_v1_dot_job__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16rara/v1/executor.proto\x12\x07rara.v1\x1a\x16rara/v1/dispatch.proto\x1a\x11rara/v1/job.proto\"D\n\x16GetCapabilitiesRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x02 \x03(\t\"^\n\x17GetCapabilitiesResponse\x12\x1d\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.rara.v1.Hello\x12\x12\n\nfree_slots\x18\x02 \x01(\x05\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"u\n\x0c\x45xecuteStart\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.rara.v1.JobRequest\x12$\n\x05terms\x18\x02 \x01(\x0b\x32\x15.rara.v1.SessionTerms\x12\x1d\n\x15resume_after_sequence\x18\x03 \x01(\x03\"\x95\x01\n\x0e\x45xecuteRequest\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x15.rara.v1.ExecuteStartH\x00\x12\"\n\x04\x61\x63ks\x18\x02 \x01(\x0b\x32\x12.rara.v1.EventAcksH\x00\x12.\n\rheartbeat_ack\x18\x03 \x01(\x0b\x32\x15.rara.v1.HeartbeatAckH\x00\x42\x07\n\x05\x66rame\"l\n\x0f\x45xecuteResponse\x12\'\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x16.rara.v1.ProgressEventH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.rara.v1.HeartbeatH\x00\x42\x07\n\x05\x66rame\"3\n\rCancelRequest\x12\"\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32\x12.rara.v1.CancelJob\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05known\x18\x01 \x01(\x08\x32\xe4\x01\n\x0f\x45xecutorService\x12T\n\x0fGetCapabilities\x12\x1f.rara.v1.GetCapabilitiesRequest\x1a .rara.v1.GetCapabilitiesResponse\x12@\n\x07\x45xecute\x12\x17.rara.v1.ExecuteRequest\x1a\x18.rara.v1.ExecuteResponse(\x01\x30\x01\x12\x39\n\x06\x43\x61ncel\x12\x16.rara.v1.CancelRequest\x1a\x17.rara.v1.CancelResponseB0Z.github.com/rara-run/rara/gen/go/rara/v1;rarav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16rara/v1/executor.proto\x12\x07rara.v1\x1a\x16rara/v1/dispatch.proto\x1a\x11rara/v1/job.proto\"D\n\x16GetCapabilitiesRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x02 \x03(\t\"^\n\x17GetCapabilitiesResponse\x12\x1d\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.rara.v1.Hello\x12\x12\n\nfree_slots\x18\x02 \x01(\x05\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"u\n\x0c\x45xecuteStart\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.rara.v1.JobRequest\x12$\n\x05terms\x18\x02 \x01(\x0b\x32\x15.rara.v1.SessionTerms\x12\x1d\n\x15resume_after_sequence\x18\x03 \x01(\x03\"\x95\x01\n\x0e\x45xecuteRequest\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x15.rara.v1.ExecuteStartH\x00\x12\"\n\x04\x61\x63ks\x18\x02 \x01(\x0b\x32\x12.rara.v1.EventAcksH\x00\x12.\n\rheartbeat_ack\x18\x03 \x01(\x0b\x32\x15.rara.v1.HeartbeatAckH\x00\x42\x07\n\x05\x66rame\"l\n\x0f\x45xecuteResponse\x12\'\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x16.rara.v1.ProgressEventH\x00\x12\'\n\theartbeat\x18\x02 \x01(\x0b\x32\x12.rara.v1.HeartbeatH\x00\x42\x07\n\x05\x66rame\"3\n\rCancelRequest\x12\"\n\x06\x63\x61ncel\x18\x01 \x01(\x0b\x32\x12.rara.v1.CancelJob\"\x1f\n\x0e\x43\x61ncelResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"-\n\x0c\x44rainRequest\x12\x1d\n\x05\x64rain\x18\x01 \x01(\x0b\x32\x0e.rara.v1.Drain\"\x0f\n\rDrainResponse2\x9c\x02\n\x0f\x45xecutorService\x12T\n\x0fGetCapabilities\x12\x1f.rara.v1.GetCapabilitiesRequest\x1a .rara.v1.GetCapabilitiesResponse\x12@\n\x07\x45xecute\x12\x17.rara.v1.ExecuteRequest\x1a\x18.rara.v1.ExecuteResponse(\x01\x30\x01\x12\x39\n\x06\x43\x61ncel\x12\x16.rara.v1.CancelRequest\x1a\x17.rara.v1.CancelResponse\x12\x36\n\x05\x44rain\x12\x15.rara.v1.DrainRequest\x1a\x16.rara.v1.DrainResponseB0Z.github.com/rara-run/rara/gen/go/rara/v1;rarav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,6 +48,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCELREQUEST']._serialized_end=676
   _globals['_CANCELRESPONSE']._serialized_start=678
   _globals['_CANCELRESPONSE']._serialized_end=709
-  _globals['_EXECUTORSERVICE']._serialized_start=712
-  _globals['_EXECUTORSERVICE']._serialized_end=940
+  _globals['_DRAINREQUEST']._serialized_start=711
+  _globals['_DRAINREQUEST']._serialized_end=756
+  _globals['_DRAINRESPONSE']._serialized_start=758
+  _globals['_DRAINRESPONSE']._serialized_end=773
+  _globals['_EXECUTORSERVICE']._serialized_start=776
+  _globals['_EXECUTORSERVICE']._serialized_end=1060
 # @@protoc_insertion_point(module_scope)

@@ -51,6 +51,11 @@ class ExecutorServiceStub:
                 request_serializer=rara_dot_v1_dot_executor__pb2.CancelRequest.SerializeToString,
                 response_deserializer=rara_dot_v1_dot_executor__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/rara.v1.ExecutorService/Drain',
+                request_serializer=rara_dot_v1_dot_executor__pb2.DrainRequest.SerializeToString,
+                response_deserializer=rara_dot_v1_dot_executor__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer:
@@ -80,6 +85,14 @@ class ExecutorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """An operator asks this executor to take no new job, to finish, and to end. May be repeated, with another limit.
+        UNIMPLEMENTED from an executor that is older than the call: it only gets no new job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +110,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=rara_dot_v1_dot_executor__pb2.CancelRequest.FromString,
                     response_serializer=rara_dot_v1_dot_executor__pb2.CancelResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=rara_dot_v1_dot_executor__pb2.DrainRequest.FromString,
+                    response_serializer=rara_dot_v1_dot_executor__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -182,6 +200,33 @@ class ExecutorService:
             '/rara.v1.ExecutorService/Cancel',
             rara_dot_v1_dot_executor__pb2.CancelRequest.SerializeToString,
             rara_dot_v1_dot_executor__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rara.v1.ExecutorService/Drain',
+            rara_dot_v1_dot_executor__pb2.DrainRequest.SerializeToString,
+            rara_dot_v1_dot_executor__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,6 +26,10 @@ class ExecutorServiceStub:
     """
     Cancel: _aio.UnaryUnaryMultiCallable[_executor_pb2.CancelRequest, _executor_pb2.CancelResponse]
     """Delivers a cancel without a stream. May be repeated."""
+    Drain: _aio.UnaryUnaryMultiCallable[_executor_pb2.DrainRequest, _executor_pb2.DrainResponse]
+    """An operator asks this executor to take no new job, to finish, and to end. May be repeated, with another limit.
+    UNIMPLEMENTED from an executor that is older than the call: it only gets no new job.
+    """
 
 class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Hosted by an executor, dialled by the scheduler (direct mode), for a service that cannot use an SDK. Each executor
@@ -57,5 +61,15 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_executor_pb2.CancelRequest, _abc.Awaitable[_executor_pb2.CancelResponse]],
     ) -> _abc.Awaitable[_executor_pb2.CancelResponse]:
         """Delivers a cancel without a stream. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _executor_pb2.DrainRequest,
+        context: _aio.ServicerContext[_executor_pb2.DrainRequest, _abc.Awaitable[_executor_pb2.DrainResponse]],
+    ) -> _abc.Awaitable[_executor_pb2.DrainResponse]:
+        """An operator asks this executor to take no new job, to finish, and to end. May be repeated, with another limit.
+        UNIMPLEMENTED from an executor that is older than the call: it only gets no new job.
+        """
 
 def add_ExecutorServiceServicer_to_server(servicer: ExecutorServiceServicer, server: _aio.Server) -> None: ...

@@ -13,7 +13,7 @@ from rara_scheduler.sessions import Session, SessionRegistry, cancel_message
 from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.leases import LeaseStore
 from rara_scheduler.store.run_ledger import CancelOrder
-from rara_scheduler.store.sessions import SessionStore
+from rara_scheduler.store.sessions import DrainOrder, SessionStore
 from rara_scheduler.telemetry.port import SILENT, Metrics
 
 log = structlog.get_logger(__name__)
@@ -245,16 +245,22 @@ class HeartbeatLoop:
             if refused := one.unserved - one.withdrawn:
                 await self._store.withdraw(one.executor_id, one.session_id, sorted(refused))
                 one.withdrawn |= refused
-            if one.draining and alive.get(one.executor_id) is False:
+            row = alive.get(one.executor_id)
+            if one.draining and row is not None and row.is_newest and row.drain is None:
                 await self._store.drain(one.executor_id)  # its own word: who looks at its row has to know
         for executor_id, session_id, _, _ in noted:
             session = self._sessions.get(executor_id)
             if session is None or session.session_id != session_id:
                 continue
-            if executor_id not in alive:
+            seen = alive.get(executor_id)
+            if seen is None:
                 continue  # its row is gone; that says nothing about another session
-            if alive[executor_id] is None:
+            if not seen.is_newest:
                 session.end("REPLACED")
-            elif alive[executor_id] and not session.draining:
-                session.draining = True
-                session.send(dispatch_pb2.ConnectResponse(drain=dispatch_pb2.Drain()))
+            elif seen.drain is not None and _is_news(session, seen.drain):
+                session.ask_to_drain(seen.drain)
+
+
+def _is_news(session: Session, order: DrainOrder) -> bool:
+    """Whether an operator has asked elsewhere for what this session's executor was not told."""
+    return not session.draining or (order.by is not None and order.by != session.drain_by)

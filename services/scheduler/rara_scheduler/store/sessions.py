@@ -18,6 +18,23 @@ from rara_scheduler.store.run_ledger import CancelOrder, cancel_order
 
 
 @dataclass(frozen=True, slots=True)
+class DrainOrder:
+    """An executor takes no new job, and ends. within_s: how long its jobs may still take; None: as they need. by: the
+    instant at which that is over, in seconds since the epoch by the database's clock."""
+
+    by: float | None = None
+    within_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an executor's row says. is_newest: no newer session has replaced this one."""
+
+    is_newest: bool
+    drain: DrainOrder | None
+
+
+@dataclass(frozen=True, slots=True)
 class HeldLease:
     """A current lease of one executor. missing: numbers up to last_sequence that never came."""
 
@@ -59,8 +76,8 @@ class SessionStore:
         bearer: Token | None = None,
         direct: bool = False,
         silence_s: float = 15.0,
-    ) -> bool:
-        """Make this the executor's newest session. True: an operator had asked it to drain.
+    ) -> DrainOrder | None:
+        """Make this the executor's newest session. Returns what an operator has asked of it.
 
         schemas: input_schema_sha256 by kind. bearer: the token that it comes with. direct: it was dialled.
         silence_s: from when on an executor counts as gone. Raises AnothersExecutor for an executor_id of somebody
@@ -76,7 +93,7 @@ class SessionStore:
             for c in offer.capabilities
         ]
         async with self._database.connection(Lane.ENGINE) as connection:
-            draining: bool | None = await connection.fetchval(
+            row = await connection.fetchrow(
                 query("open_session"),
                 executor_id,
                 executor_name,
@@ -91,9 +108,9 @@ class SessionStore:
                 [] if bearer is None else list(bearer.kinds),
                 silence_s,
             )
-        if draining is None:
+        if row is None:
             raise AnothersExecutor
-        return draining
+        return _drain_order(row)
 
     async def close(self, executor_id: str, session_id: str, *, for_good: bool) -> None:
         """The session ended. for_good: the executor said goodbye, and is not on its way back."""
@@ -120,10 +137,11 @@ class SessionStore:
                 [version for _, version in refused],
             )
 
-    async def drain(self, executor_id: str) -> bool:
-        """Remember that an operator wants this executor drained. False: there is none of that id."""
+    async def drain(self, executor_id: str, *, within_s: float | None = None) -> DrainOrder | None:
+        """Remember that this executor is to drain, in that time if any. None: there is none of that id."""
         async with self._database.connection() as connection:
-            return await connection.fetchval(query("drain_executor"), executor_id) is not None
+            row = await connection.fetchrow(query("drain_executor"), executor_id, within_s)
+        return None if row is None else _drain_order(row)
 
     async def leases(self, executor_id: str) -> list[HeldLease]:
         async with self._database.connection(Lane.ENGINE) as connection:
@@ -161,11 +179,8 @@ class SessionStore:
             )
         return {row["lease_token"]: row["last_sequence"] for row in rows}
 
-    async def seen(self, sessions: Sequence[tuple[str, str, int, int]]) -> dict[str, bool | None]:
-        """Note that (executor_id, session_id, in_flight, free_credit) live.
-
-        Returns, by executor_id, whether it is to drain, or None for one that a newer session has replaced.
-        """
+    async def seen(self, sessions: Sequence[tuple[str, str, int, int]]) -> dict[str, Seen]:
+        """Note that (executor_id, session_id, in_flight, free_credit) live. By executor_id, what its row says."""
         if not sessions:
             return {}
         async with self._database.connection(Lane.ENGINE) as connection:
@@ -176,7 +191,7 @@ class SessionStore:
                 [in_flight for _, _, in_flight, _ in sessions],
                 [free for _, _, _, free in sessions],
             )
-        return {row["executor_id"]: row["draining"] if row["is_newest"] else None for row in rows}
+        return {row["executor_id"]: Seen(row["is_newest"], _drain_order(row)) for row in rows}
 
     async def undelivered_cancels(self, executor_ids: Sequence[str]) -> list[CancelOrder]:
         if not executor_ids:
@@ -184,3 +199,7 @@ class SessionStore:
         async with self._database.connection(Lane.ENGINE) as connection:
             rows = await connection.fetch(query("undelivered_cancels"), list(executor_ids))
         return [cancel_order(row) for row in rows]
+
+
+def _drain_order(row: asyncpg.Record) -> DrainOrder | None:
+    return DrainOrder(row["drain_by"], row["drain_within_s"]) if row["draining"] else None

@@ -118,6 +118,9 @@ class DirectLink:
         self._answered = 0
         self._sent = 0
         self._draining = False
+        self._drain_wish: tuple[dispatch_pb2.Drain, float] | None = (
+            None  # an operator's, until it is heard; since when
+        )
         self._frames.put_nowait(Request(hello=self._hello))
 
     # As a stream.
@@ -155,6 +158,9 @@ class DirectLink:
             case "cancels":
                 for cancel in frame.cancels.jobs:
                     self._cancel(cancel)
+            case "drain":
+                self._drain_wish = frame.drain, self._clock()
+                self._spawn(self._ask_to_drain(), "direct drain")
             case "go_away":
                 self.end()
 
@@ -266,12 +272,33 @@ class DirectLink:
         await self._frames.put(Request(credit=dispatch_pb2.Credit(limit=confirmed + answer.free_slots)))
         if answer.draining:
             await self._drain()
+        if self._drain_wish is not None:
+            self._spawn(self._ask_to_drain(), "direct drain")
         self._beat_wanted.set()
 
     async def _drain(self) -> None:
         if not self._draining:
             self._draining = True
             await self._frames.put(Request(drain=dispatch_pb2.Drain()))
+
+    async def _ask_to_drain(self) -> None:
+        """Tell the executor; what it has not heard is told again with the next poll."""
+        wish = self._drain_wish
+        if wish is None:
+            return
+        drain = dispatch_pb2.Drain()
+        if wish[0].HasField("finish_within"):
+            left_s = wish[0].finish_within.ToNanoseconds() / 1e9 - (self._clock() - wish[1])
+            drain.finish_within.FromNanoseconds(int(max(0.0, left_s) * 1e9))
+        try:
+            await self._stub.Drain(executor_pb2.DrainRequest(drain=drain), timeout=_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                return
+            # It is older than the call: it gets no new job, and goes on until somebody stops it.
+            log.warning("direct.drain_not_served", executor_id=self._hello.executor_id)
+        if self._drain_wish is wish:
+            self._drain_wish = None
 
     async def _keep_beat(self) -> None:
         """Gather the jobs' heartbeats for a moment, and pass them on as one."""

@@ -237,7 +237,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         said_goodbye = False
         try:
             # In here too: the stream may end after the row is stored and before we hear of it.
-            session.draining = await self._store.open(
+            drain = await self._store.open(
                 executor_id=session.executor_id,
                 executor_name=session.executor_name,
                 sdk=hello.sdk[:255],
@@ -250,6 +250,8 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
                 silence_s=self._terms.silence_s,
             )
             left_out = await self._welcome(session, hello)
+            if drain is not None:
+                session.ask_to_drain(drain)  # it may not have heard
             self._sessions.add(session)
             log.info("session.opened", session_id=session.session_id, held=len(session.held), **facts)
             said_goodbye = await self._run(session, stream, left_out)
