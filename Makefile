@@ -29,8 +29,10 @@ test: $(VENV)/.dev ## all tests but the long ones; ARGS="..." goes to pytest
 	@scripts/test.sh -m "not soak" $(PARALLEL) $(ARGS)
 
 ROUNDS := 20
-chaos: setup ## a stack under load and random faults, then the verdict; DURATION=60 (seconds) SEED=... EVERY=3
-	@$(RUN)/python -m rara_chaos --duration $(or $(DURATION),60) --every $(or $(EVERY),3) $(if $(SEED),--seed $(SEED))
+CHAOS = --duration $(or $(DURATION),60) $(if $(EVERY),--every $(EVERY)) $(if $(SEED),--seed $(SEED)) \
+	$(if $(TARGET),--target $(TARGET)) $(if $(ADDRESS),--address $(ADDRESS))
+chaos: setup ## a stack under load and random faults, then the verdict; DURATION=60 SEED=... TARGET=compose ADDRESS=...
+	@$(RUN)/python -m rara_chaos $(CHAOS) $(ARGS)
 
 soak: $(VENV)/.dev ## the long tests, then the fault tests ROUNDS times in a row (20)
 	@scripts/soak.sh $(ROUNDS) $(PARALLEL) $(ARGS)

@@ -1,113 +1,67 @@
-"""`python -m rara_chaos`: a stack of its own, a load, faults by the seed, then the verdict."""
+"""`python -m rara_chaos`: a stack, a load, faults by the seed, then the verdict."""
 
 import asyncio
-import contextlib
 import random
 import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
-import asyncpg
 import click
-from rara_testing.processes import resident_bytes
 
-from rara_chaos import golang
-from rara_chaos.faults import Injector
-from rara_chaos.load import Load
-from rara_chaos.report import Memory, Report
-from rara_chaos.schedule import schedule
-from rara_chaos.shapes import MIXED_SHAPES, SHAPES
-from rara_chaos.stack import Stack
-from rara_chaos.verdict import judge
+from rara_chaos import docker, golang
+from rara_chaos.address import address
+from rara_chaos.compose import compose
+from rara_chaos.local import local
+from rara_chaos.run import run
+from rara_chaos.target import Target
 
-_QUIET_S = 60.0
-_LOOK_S = 0.5
-_CALLERS = 8
+_EVERY_S = {"local": 3.0, "compose": 5.0, "address": 3.0}
 
 
-async def run(seed: int, duration_s: float, every_s: float, stack: Stack) -> Report:
-    """The whole of it; the stack is started and stopped by the caller."""
-    began = time.monotonic()
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of the command, as far as they are about the target."""
 
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - began:7.1f} s  {line}", flush=True)
+    target: str
+    addresses: tuple[str, ...]
+    database_url: str
+    hooks: tuple[str, ...]
+    executors: int
+    ledger: str
+    project: str
+    with_go: bool
+    keep: bool
 
-    shapes = MIXED_SHAPES if stack.go else SHAPES
-    load = Load(seed, stack.ledger, [link.address for link in stack.client_links], shapes)
-    injector = Injector(stack, say)
-    memory: dict[str, Memory] = {}
-    async with _background(_watch_memory(stack, memory)), _background(stack.collecting.run()):
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(load.run(_CALLERS), name="load")
-            try:
-                await injector.run(schedule(seed, duration_s, every_s))
-                await asyncio.sleep(max(0.0, began + duration_s - time.monotonic()))
-            finally:
-                load.stopping.set()
-            say("no more faults")
-            await injector.heal()
-        say("the load has ended")
-        await _quiet(stack)
-        say("quiet")
-    await stack.collecting.once("--older-than", "0s", "--grace", "0s", "--force")
-    verdict = await judge(
-        stack.postgres.dsn, stack.ledger, stack.blob_folder, load.confirmed, stack.executors
-    )
-    verdict.removed = stack.collecting.removed
-    verdict.violations += load.violations + stack.collecting.violations
-    verdict.violations += [f"{crash.name} ended with {crash.code}: {crash.report}" for crash in stack.crashes]
-    hit = {
-        kind: injector.hit[kind] for kind in sorted({one.command.executor_kind for one in stack.executors})
-    }
-    return Report(seed, duration_s, injector.done, verdict, load.refusals, memory, injector.failed, hit)
+    def started(self, folder: Path) -> AbstractAsyncContextManager[Target]:
+        match self.target:
+            case "compose":
+                return compose(folder, name=self.project, with_go=self.with_go, keep=self.keep)
+            case "address":
+                return address(
+                    folder,
+                    self.addresses,
+                    executors=self.executors,
+                    with_go=self.with_go,
+                    database_url=self.database_url,
+                    hooks=self.hooks,
+                    ledger=self.ledger,
+                )
+            case _:
+                return local(folder, with_go=self.with_go)
 
 
-async def _quiet(stack: Stack) -> None:
-    """Wait until every run has ended, or for as long as that may take."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_QUIET_S):
-            connection = await asyncpg.connect(stack.postgres.dsn)
-            try:
-                while await connection.fetchval(
-                    "select exists (select from rara.workflow_run where ended_at is null)"
-                    " or exists (select from rara.lease)"
-                ):
-                    await asyncio.sleep(_LOOK_S)
-            finally:
-                await connection.close()
-
-
-async def _watch_memory(stack: Stack, memory: dict[str, Memory]) -> None:
-    while True:
-        for service in stack.services:
-            if service.is_up and (now := resident_bytes(service.process.pid)):
-                name = service.command.name
-                known = memory.get(name, Memory(now, now, now))
-                memory[name] = Memory(known.first_bytes, now, max(known.peak_bytes, now))
-        await asyncio.sleep(1.0)
-
-
-@contextlib.asynccontextmanager
-async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _main(seed: int, duration_s: float, every_s: float, folder: Path, with_go: bool) -> bool:
+async def _main(seed: int, duration_s: float, every_s: float, folder: Path, options: Options) -> bool:
     if (this := asyncio.current_task()) is not None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, this.cancel)
-    go = await golang.build(folder) if with_go else None
-    async with Stack(folder, go=go) as stack:
-        report = await run(seed, duration_s, every_s, stack)
+    async with options.started(folder) as target:
+        for kind, why in target.left_out.items():
+            print(f"left out: {kind}: {why}", flush=True)
+        report = await run(seed, duration_s, every_s, target)
     print("\n".join(report.lines()))
     if report.never:
         print("never injected: " + ", ".join(report.never))
@@ -115,21 +69,40 @@ async def _main(seed: int, duration_s: float, every_s: float, folder: Path, with
         print("without work or without a fault: " + ", ".join(report.spared))
     if not report.is_good:
         print(f"logs: {folder}")
-        options = (
-            f"--seed {seed} --duration {duration_s:g} --every {every_s:g} {'--go' if with_go else '--no-go'}"
-        )
-        print(f"again: {sys.executable} -m rara_chaos {options}")
+        print(f"again: {sys.executable} -m rara_chaos {_again(seed, duration_s, every_s, options)}")
     print(report.json(), flush=True)
     return report.is_good
 
 
+def _again(seed: int, duration_s: float, every_s: float, options: Options) -> str:
+    target = "" if options.target == "local" else f" --target {options.target}"
+    return (
+        f"--seed {seed} --duration {duration_s:g} --every {every_s:g}"
+        f" {'--go' if options.with_go else '--no-go'}{target}"
+    )
+
+
 @click.command()
+@click.option(
+    "--target",
+    type=click.Choice(("local", "compose", "address")),
+    help="A stack of its own on this machine, one of the compose file, or what runs at --address."
+    "  [default: local; address, where one is given]",
+)
 @click.option("--seed", type=int, help="Of schedule and load; drawn when not given.")
 @click.option(
-    "--duration", "duration_s", type=float, default=60.0, show_default=True, help="Seconds of faults."
+    "--duration",
+    "duration_s",
+    type=click.FloatRange(1),
+    default=60.0,
+    show_default=True,
+    help="Seconds of faults.",
 )
 @click.option(
-    "--every", "every_s", type=float, default=3.0, show_default=True, help="Seconds between faults."
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.1),
+    help="Seconds between faults.  [default: 3; with compose 5]",
 )
 @click.option(
     "--go/--no-go",
@@ -137,9 +110,57 @@ async def _main(seed: int, duration_s: float, every_s: float, folder: Path, with
     default=None,
     help="Every second executor is one in Go, and steps of both languages take turns; by default where there is a go.",
 )
-@click.option("--keep", is_flag=True, help="Keep the folder with database, logs and ledger.")
-def main(seed: int | None, duration_s: float, every_s: float, with_go: bool | None, keep: bool) -> None:
+@click.option(
+    "--keep", is_flag=True, help="Keep the folder with logs and ledger, and what is of the target's."
+)
+@click.option(
+    "--project", default="", help="compose: a project that stays; by default one that is gone at the end."
+)
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="address: of a scheduler; may be repeated.",
+)
+@click.option(
+    "--database-url",
+    default="",
+    metavar="URL",
+    help="address: of its database, for the history checker; without it the verdict comes from its answers.",
+)
+@click.option(
+    "--executors",
+    type=click.IntRange(0, 64),
+    default=2,
+    show_default=True,
+    help="address: executors to bring along; 0: the system has rara_chaos.operations, and --ledger is shared with it.",
+)
+@click.option("--ledger", default="", metavar="FILE", help="address: where handlers write down what they do.")
+@click.option(
+    "--hook",
+    "hooks",
+    multiple=True,
+    metavar="COMMAND",
+    help="address: a fault of yours, done, held for $HOLD_S seconds and taken back; may be repeated.",
+)
+def main(
+    target: str | None,
+    seed: int | None,
+    duration_s: float,
+    every_s: float | None,
+    with_go: bool | None,
+    keep: bool,
+    project: str,
+    addresses: tuple[str, ...],
+    database_url: str,
+    executors: int,
+    ledger: str,
+    hooks: tuple[str, ...],
+) -> None:
     """Put a stack under faults, and judge what it did by its promises."""
+    target = target or ("address" if addresses else "local")
+    _refuse(target, addresses, executors, ledger, project)
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     print(f"seed {seed}, {duration_s:g} s", flush=True)
     if with_go is None:
@@ -147,11 +168,12 @@ def main(seed: int | None, duration_s: float, every_s: float, with_go: bool | No
         with_go = not without
         if without:
             print(f"no executors in Go, and no runs of both languages: {without}", flush=True)
+    options = Options(target, addresses, database_url, hooks, executors, ledger, project, with_go, keep)
     folder = Path(tempfile.mkdtemp(prefix="rara-chaos-"))
     folder.chmod(0o711)  # as root, PostgreSQL runs as another account
     is_good = False
     try:
-        is_good = asyncio.run(_main(seed, duration_s, every_s, folder, with_go))
+        is_good = asyncio.run(_main(seed, duration_s, every_s or _EVERY_S[target], folder, options))
     except asyncio.CancelledError:
         print(f"stopped; logs: {folder}")
         sys.exit(130)
@@ -161,6 +183,22 @@ def main(seed: int | None, duration_s: float, every_s: float, with_go: bool | No
     if is_good and not keep:
         shutil.rmtree(folder, ignore_errors=True)
     sys.exit(0 if is_good else 1)
+
+
+def _refuse(target: str, addresses: tuple[str, ...], executors: int, ledger: str, project: str) -> None:
+    """Options that do not fit together."""
+    if (target == "address") != bool(addresses):
+        raise click.UsageError("--target address needs --address HOST:PORT, and no other target takes one")
+    for each in addresses:
+        host, colon, port = each.rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 65_536):
+            raise click.UsageError(f"--address must be HOST:PORT, not {each!r}")
+    if target == "address" and not executors and not ledger:
+        raise click.UsageError("--executors 0 needs --ledger FILE, which the system's executors can write")
+    if project and target != "compose":
+        raise click.UsageError("--project is for --target compose")
+    if target == "compose" and (why := docker.why_not()):
+        raise click.UsageError(f"--target compose needs a container engine: {why}")
 
 
 if __name__ == "__main__":

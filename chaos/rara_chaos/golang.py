@@ -1,6 +1,7 @@
 """The Go executor of the load, built from this repository where that can be done."""
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -16,11 +17,15 @@ def why_not() -> str:
     return "" if _SOURCE.is_dir() else f"there is no {_SOURCE}"
 
 
-async def build(folder: Path) -> Path:
-    """The program, in the folder. Go's own cache makes a second build short."""
+async def build(folder: Path, *, static: bool = False) -> Path:
+    """The program, in the folder. Go's own cache makes a second build short.
+
+    static: for Linux, to be run in a container that has nothing else.
+    """
     program = folder / _NAME
+    env = os.environ | ({"CGO_ENABLED": "0", "GOOS": "linux"} if static else {})
     process = await asyncio.create_subprocess_exec(
-        "go", "build", "-o", str(program), f"./cmd/{_NAME}", cwd=_SOURCE
+        "go", "build", "-o", str(program), f"./cmd/{_NAME}", cwd=_SOURCE, env=env
     )
     try:
         code = await process.wait()

@@ -6,17 +6,18 @@ The seed gives the same callers with the same wishes; when each wish is served d
 import asyncio
 import contextlib
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rara.v1 import workflow_pb2
 from rara_client import CallTimeout, Client, RaraError, Refused, Unavailable
 from rara_client.errors import may_resume
+from rara_client.security import Security
 
 from rara_chaos.shapes import SHAPES, Shape
 
@@ -26,7 +27,7 @@ _CALL_S = 3.0
 _PAUSE_S = 0.1
 _LOOK_S = 0.25
 _GIVE_UP_S = 60.0  # of one wish; what was confirmed is looked for at the end in any case
-_ENDED = frozenset(
+ENDED = frozenset(
     {
         workflow_pb2.WORKFLOW_RUN_STATE_SUCCEEDED,
         workflow_pb2.WORKFLOW_RUN_STATE_FAILED,
@@ -47,14 +48,25 @@ class Confirmed:
     retry_of: str | None = None
 
 
+class Took(NamedTuple):
+    """at_s: monotonic, when it ended."""
+
+    at_s: float
+    seconds: float
+
+
 @dataclass(slots=True)
 class Load:
     """What was asked for and answered."""
 
     seed: int
-    ledger: Path
+    ledger: str  # as handlers reach it
     addresses: Sequence[str]
     shapes: Sequence[Shape] = SHAPES
+    security: Security | None = None
+    numbers: int = 1_000_000  # so many different inputs at most
+    starts: list[Took] = field(default_factory=list)  # calls that were answered
+    runs: list[Took] = field(default_factory=list)  # from the answer to a start until the end was seen
     confirmed: list[Confirmed] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)  # answers after which a call was repeated
@@ -63,7 +75,10 @@ class Load:
     @contextlib.asynccontextmanager
     async def _clients(self) -> AsyncIterator[list[Client]]:
         async with contextlib.AsyncExitStack() as stack:
-            yield [await stack.enter_async_context(Client.connect(address)) for address in self.addresses]
+            yield [
+                await stack.enter_async_context(Client.connect(address, security=self.security))
+                for address in self.addresses
+            ]
 
     async def run(self, callers: int) -> None:
         """Until `stopping` is set; what is under way then is still waited for."""
@@ -94,6 +109,11 @@ class Load:
         return None
 
 
+def _took_since(began: float) -> Took:
+    now = time.monotonic()
+    return Took(now, now - began)
+
+
 def _may_repeat(error: RaraError) -> bool:
     transient = isinstance(error, Unavailable | CallTimeout) or may_resume(error)
     return transient or (isinstance(error, Refused) and error.retry_after_s is not None)
@@ -118,7 +138,7 @@ class _Caller:
         draw = self.draw
         shapes = self.load.shapes
         shape = draw.choices(shapes, [shape.weight for shape in shapes])[0]
-        number = draw.randrange(1_000_000)
+        number = draw.randrange(self.load.numbers)
         is_twice, is_cancelled, cancel_after_s = (
             draw.random() < 0.2,
             draw.random() < 0.12,
@@ -128,15 +148,19 @@ class _Caller:
         is_retried = draw.random() < 0.7
 
         async def start(client: Client) -> str | None:
-            answer = await self.load.insist(
-                lambda: client.start_run(
+            async def call() -> workflow_pb2.StartRunResponse:
+                began = time.monotonic()
+                answer = await client.start_run(
                     shape.name,
-                    {"ledger": str(self.load.ledger), "number": number},
+                    {"ledger": self.load.ledger, "number": number},
                     idempotency_key=key,
                     run_timeout=run_timeout,
                     timeout_s=_CALL_S,
                 )
-            )
+                self.load.starts.append(_took_since(began))
+                return answer
+
+            answer = await self.load.insist(call)
             return None if answer is None else answer.run.workflow_run_id
 
         found = await self._same_run(start, key, is_twice)
@@ -188,13 +212,15 @@ class _Caller:
 
     async def _ended(self, workflow_run_id: str) -> workflow_pb2.WorkflowRun | None:
         """The run when it has ended; None when it did not in time."""
+        began = time.monotonic()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GIVE_UP_S):
                 while True:
                     answer = await self.load.insist(
                         lambda: self._any().get_run(workflow_run_id, timeout_s=_CALL_S)
                     )
-                    if answer is not None and answer.run.state in _ENDED:
+                    if answer is not None and answer.run.state in ENDED:
+                        self.load.runs.append(_took_since(began))
                         return answer.run
                     await asyncio.sleep(_LOOK_S)
         return None

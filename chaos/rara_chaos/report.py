@@ -5,20 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rara_chaos.schedule import Kind
+from rara_chaos.figures import Figures
+from rara_chaos.schedule import OF_EXECUTORS, PROCESS_KINDS, Kind
 from rara_chaos.verdict import Recovery, Verdict
 
-_MIB = 1024 * 1024
 _SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Of one process, first and last seen, and the most."""
-
-    first_bytes: int
-    last_bytes: int
-    peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +19,38 @@ class Report:
     faults: Mapping[Kind, int]
     verdict: Verdict
     refusals: Mapping[str, int]
-    memory: Mapping[str, Memory]
+    figures: Figures
     missed: Sequence[str]  # faults that found no target
     executor_faults: Mapping[str, int]  # by the kind of the executor
+    target: str = "local"
+    dealt: Sequence[Kind] = PROCESS_KINDS  # by the schedule
+    wants_blobs: bool = True
 
     @property
     def never(self) -> list[Kind]:
-        """Kinds of fault that were injected zero times."""
-        return [kind for kind in Kind if not self.faults.get(kind)]
+        """Kinds of fault that the schedule had and that were injected zero times."""
+        return [kind for kind in self.dealt if not self.faults.get(kind)]
 
     @property
     def spared(self) -> list[str]:
         """Kinds of executor that ran nothing, or met no fault."""
         ran = self.verdict.attempts_by_kind
-        return [kind for kind, hit in self.executor_faults.items() if not (hit and ran.get(kind))]
+        has_faults = any(kind in OF_EXECUTORS for kind in self.dealt)
+        return [
+            kind
+            for kind, hit in self.executor_faults.items()
+            if not (ran.get(kind) and (hit or not has_faults))
+        ]
 
     @property
     def is_good(self) -> bool:
-        return (
-            self.verdict.is_clean and bool(self.verdict.blobs_verified) and not self.never and not self.spared
-        )
+        has_blobs = bool(self.verdict.blobs_verified) or not self.wants_blobs
+        return self.verdict.is_clean and has_blobs and not self.never and not self.spared
 
     def lines(self) -> list[str]:
         verdict = self.verdict
         lines = ["", f"faults injected: {sum(self.faults.values())}"]
-        lines += [f"  {self.faults.get(kind, 0):5d}  {kind}" for kind in Kind]
+        lines += [f"  {self.faults.get(kind, 0):5d}  {kind}" for kind in self.dealt]
         lines += [f"  missed: {missed}" for missed in self.missed]
         lines += [f"attempts: {verdict.attempts} of {verdict.steps} steps of {verdict.runs} runs, ended as"]
         lines += [f"  {count:5d}  {reason}" for reason, count in sorted(verdict.reasons.items())]
@@ -69,11 +67,7 @@ class Report:
             f"effects: {verdict.effects}; done again after a crash before the record: {verdict.effects_repeated}",
             f"calls repeated: {dict(self.refusals)}",
             _recovery(verdict.longest_recovery),
-            "memory, MiB: first, last, most",
-        ]
-        lines += [
-            f"  {name:14} {m.first_bytes / _MIB:6.0f} {m.last_bytes / _MIB:6.0f} {m.peak_bytes / _MIB:6.0f}"
-            for name, m in sorted(self.memory.items())
+            *self.figures.lines(),
         ]
         for title, found in (
             ("violations", verdict.violations),
@@ -93,7 +87,7 @@ class Report:
                 "violations": len(verdict.violations),
                 "lost": len(verdict.lost),
                 "stranded": len(verdict.stranded),
-                "faults": {str(kind): self.faults.get(kind, 0) for kind in Kind},
+                "faults": {str(kind): self.faults.get(kind, 0) for kind in self.dealt},
                 "runs": verdict.runs,
                 "steps": verdict.steps,
                 "attempts": verdict.attempts,
@@ -105,6 +99,8 @@ class Report:
                 "blobs_verified": verdict.blobs_verified,
                 "blobs_removed": verdict.removed,
                 "longest_recovery_s": round(verdict.longest_recovery.seconds, 3),
+                "target": self.target,
+                "figures": self.figures.document(),
             }
         )
 

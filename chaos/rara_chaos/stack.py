@@ -19,9 +19,11 @@ from urllib.parse import parse_qs, urlsplit
 from rara_cli.ports import lasting_port
 from rara_scheduler.embedded import EmbeddedPostgres, account
 from rara_testing.fault_proxy import FaultProxy
-from rara_testing.processes import Process, Processes, children
+from rara_testing.processes import Process, Processes
 
+from rara_chaos.clock import Clock
 from rara_chaos.collecting import Collecting
+from rara_chaos.disk import SmallDisk, mounted
 
 LEASE_S: Final = 2.0
 SWEEP_S: Final = 0.5
@@ -49,6 +51,8 @@ _READY_S = 60.0  # a start may meet any fault
 _STOP_S = 15.0
 _STARTS = 5  # in a row, before a service counts as hopeless
 _LOOK_S = 0.1
+_DISK_BYTES = 128 * 1024 * 1024
+_CACHE_BYTES = 8 * 1024 * 1024  # of an executor on the small disk
 
 
 @dataclass(slots=True)
@@ -156,6 +160,8 @@ class Stack:
     executors_count: int = 4
     slots: int = 4
     go: Path | None = None  # the program of Go executors: then every second executor is one
+    with_clocks: bool = False  # of processes in Python: libfaketime is there
+    with_disk: bool = False  # a small one for the executors: a tmpfs can be mounted
     settings: Mapping[str, str] = field(default_factory=dict)
     schedulers: list[Service] = field(default_factory=list)
     executors: list[Service] = field(default_factory=list)
@@ -164,6 +170,8 @@ class Stack:
     database_links: list[FaultProxy] = field(default_factory=list)
     client_links: list[FaultProxy] = field(default_factory=list)
     crashes: list[Crash] = field(default_factory=list)
+    clocks: dict[str, Clock] = field(default_factory=dict)  # by the name of the process that it is of
+    disk: SmallDisk | None = None
     postgres: EmbeddedPostgres = field(init=False)
     collecting: Collecting = field(init=False)
     postgres_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -195,11 +203,14 @@ class Stack:
         """The folder with what each process said."""
         return self.folder / "logs"
 
-    def runners(self) -> list[int]:
-        """The ids of the processes that executors started."""
-        return [
-            pid for executor in self.executors if executor.is_up for pid in children(executor.process.pid)
-        ]
+    @property
+    def executor_links(self) -> list[FaultProxy]:
+        return list(self.links.values())
+
+    @property
+    def kills(self) -> dict[str, list[float]]:
+        """When each executor was killed, by its name."""
+        return {executor.command.name: executor.kills for executor in self.executors}
 
     @property
     def blob_folder(self) -> Path:
@@ -209,6 +220,9 @@ class Stack:
         self.postgres = EmbeddedPostgres(self.folder / "postgres", settings=_POSTGRES)
         self._exits.push_async_callback(self.postgres.stop)
         await self.postgres.start()
+        if self.with_disk:
+            made = mounted(self.folder / "disk", size_bytes=_DISK_BYTES)
+            self.disk = self._exits.enter_context(made)
         processes = await self._exits.enter_async_context(Processes(self.logs))
         self.collecting = Collecting(processes, self.postgres.dsn, f"file://{self.blob_folder}")
         for number in range(self.schedulers_count):
@@ -227,12 +241,9 @@ class Stack:
             "RARA_MIGRATE": "true",
         }
         ready = r"rara-scheduler listening on (\S+)"
-        command = Command(
-            f"scheduler-{number}",
-            _python("rara_scheduler"),
-            env | self._env("RARA_LISTEN", f"127.0.0.1:{lasting_port()}"),
-            ready,
-        )
+        name = f"scheduler-{number}"
+        env |= self._env("RARA_LISTEN", f"127.0.0.1:{lasting_port()}") | self._clock_of(name)
+        command = Command(name, _python("rara_scheduler"), env, ready)
         service = Service(processes, command, self.crashes)
         self._exits.push_async_callback(service.end)
         self.schedulers.append(service)
@@ -248,22 +259,15 @@ class Stack:
         # Each scheduler is the first choice of some, in both languages.
         turn = (number + number // 2) % len(ways)
         go = self.go if number % 2 else None
-        env = {
-            "RARA_EXECUTOR_MODULES": "rara_chaos.operations",
-            "RARA_EXECUTOR_NAME": f"executor-{number}",
-            "RARA_EXECUTOR_SLOTS": str(self.slots),
-            "RARA_EXECUTOR_PRESTART": "1",
-            "RARA_EXECUTOR_STOP_S": "3",
-            "RARA_EXECUTOR_DIR": str(self.folder / f"executor-{number}"),
-        }
         target = "ipv4:" + ",".join(ways[turn:] + ways[:turn])
-        command = Command(
-            f"executor-{number}",
-            [str(go)] if go else _python("rara_executor"),
-            env | self._env("RARA_SCHEDULER", target),
-            r"rara-executor \S+ connected to (\S+)",
-            "go" if go else "python",
-        )
+        name = f"executor-{number}"
+        env = self._env("RARA_SCHEDULER", target)
+        if go is None:
+            env |= self._clock_of(name)
+        if self.disk is not None:
+            env["RARA_EXECUTOR_CACHE_BYTES"] = str(_CACHE_BYTES)
+        folder = self.folder if self.disk is None else self.disk.path
+        command = executor_command(name, folder, env, self.slots, go)
         service = Service(processes, command, self.crashes)
         self._exits.push_async_callback(service.end)
         self.executors.append(service)
@@ -274,6 +278,33 @@ class Stack:
 
     def _env(self, name: str, value: str) -> dict[str, str]:
         return {**TIMINGS, **self.settings, name: value}
+
+    def _clock_of(self, name: str) -> dict[str, str]:
+        if not self.with_clocks:
+            return {}
+        self.clocks[name] = Clock(self.folder / "clocks" / name)
+        return dict(self.clocks[name].environment)
+
+
+def executor_command(
+    name: str, folder: Path, env: Mapping[str, str], slots: int, go: Path | None = None
+) -> Command:
+    """An executor of the load, with its files in a folder within this one."""
+    own = {
+        "RARA_EXECUTOR_MODULES": "rara_chaos.operations",
+        "RARA_EXECUTOR_NAME": name,
+        "RARA_EXECUTOR_SLOTS": str(slots),
+        "RARA_EXECUTOR_PRESTART": "1",
+        "RARA_EXECUTOR_STOP_S": "3",
+        "RARA_EXECUTOR_DIR": str(folder / name),
+    }
+    return Command(
+        name,
+        [str(go)] if go else _python("rara_executor"),
+        own | dict(env),
+        r"rara-executor \S+ connected to (\S+)",
+        "go" if go else "python",
+    )
 
 
 def _python(module: str) -> list[str]:

@@ -15,11 +15,12 @@ from rara_scheduler.store.check import Violation, check, check_blob_bytes
 from rara_chaos import ledger
 from rara_chaos.ledger import Entry, What
 from rara_chaos.load import Confirmed
-from rara_chaos.stack import Service
 
 # Between the instant that a line carries and the moment it stands for, on a machine that is busy.
 _CLOCK_S = 0.05
+_CLOCK_CALLS = 20
 _OVERDUE_S = 10.0  # the stack has been quiet: what is due has been served
+OURS = "definition like 'chaos-%'"  # runs of the load, where there are others
 
 Connection = asyncpg.Connection
 
@@ -88,11 +89,17 @@ class Activity:
 async def judge(
     dsn: str,
     ledger_path: Path,
-    blob_folder: Path,
+    blob_folder: Path | None,
     confirmed: Sequence[Confirmed],
-    executors: Sequence[Service],
+    kills: Mapping[str, Sequence[float]],
+    *,
+    is_other_clock: bool = False,
 ) -> Verdict:
-    """Read everything; the stack is quiet."""
+    """Read everything; the stack is quiet.
+
+    blob_folder: None where somebody else looks at the blobs. kills: of executors, by name, in wall time.
+    is_other_clock: the database is another machine's.
+    """
     verdict = Verdict()
     connection = await asyncpg.connect(dsn)
     try:
@@ -103,30 +110,46 @@ async def judge(
             await _judge_ledger(connection, by_key, verdict)
             await _judge_kinds(connection, verdict)
             attempts = await read_attempts(connection)
+        wall_s = await _other_clock(connection) if is_other_clock else time.time() - time.monotonic()
         report = await check(connection, overdue_s=_OVERDUE_S)
-        for found in (*report.violations, *await _judge_blobs(connection, blob_folder, verdict)):
+        blobs = await _judge_blobs(connection, blob_folder, verdict)
+        for found in (*report.violations, *blobs):
             verdict.violations.append(
                 f"{found.rule}: {found.workflow_run_id} {found.step_run_id} {found.facts}"
             )
     finally:
         await connection.close()
     by_token = {token: one for tokens in by_key.values() for token, one in tokens.items()}
-    # Both clocks are of this machine: the database's and the one that handlers write down.
-    verdict.violations += out_of_bounds(attempts, by_token, time.time() - time.monotonic())
+    verdict.violations += out_of_bounds(attempts, by_token, wall_s)
     verdict.attempts = len(attempts)
     for attempt in attempts:
         reason = attempt.reason or "SUCCEEDED"
         verdict.reasons[reason] = verdict.reasons.get(reason, 0) + 1
         kind = attempt.executor_kind
         verdict.attempts_by_kind[kind] = verdict.attempts_by_kind.get(kind, 0) + 1
-    recovered = recoveries(attempts, executors)
+    recovered = recoveries(attempts, kills)
     verdict.longest_recovery = max(recovered, key=lambda one: one.seconds, default=Recovery(0.0))
     return verdict
 
 
-async def _judge_blobs(connection: Connection, folder: Path, verdict: Verdict) -> tuple[Violation, ...]:
+async def _other_clock(connection: Connection) -> float:
+    """What the database's wall clock is ahead of our monotonic one: by the shortest of some calls."""
+    found = []
+    for _ in range(_CLOCK_CALLS):
+        asked_s = time.monotonic()
+        now_s = float(await connection.fetchval("select extract(epoch from clock_timestamp())"))
+        answered_s = time.monotonic()
+        found.append((answered_s - asked_s, now_s - (asked_s + answered_s) / 2))
+    return min(found)[1]
+
+
+async def _judge_blobs(
+    connection: Connection, folder: Path | None, verdict: Verdict
+) -> tuple[Violation, ...]:
     """Every blob that counts, and with it every manifest's, is there to the last byte."""
     verdict.artifacts = await connection.fetchval("select count(*) from rara.artifact where inline is null")
+    if folder is None:
+        return ()
     store = FolderBlobStore(folder)
     try:
         report = await check_blob_bytes(connection, store)
@@ -139,7 +162,7 @@ async def _judge_blobs(connection: Connection, folder: Path, verdict: Verdict) -
 async def _judge_runs(connection: Connection, confirmed: Iterable[Confirmed], verdict: Verdict) -> None:
     """Each run that was answered is there, has ended, and gave what its handlers compute."""
     rows = await connection.fetch(
-        "select workflow_run_id::text, state, ended_at, cancel_requested_at, cancel_reason from rara.workflow_run"
+        f"select workflow_run_id::text, state, cancel_reason, ended_at from rara.workflow_run where {OURS}"  # noqa: S608
     )
     stored = {row["workflow_run_id"]: row for row in rows}
     verdict.runs = len(stored)
@@ -149,14 +172,14 @@ async def _judge_runs(connection: Connection, confirmed: Iterable[Confirmed], ve
         if row is None:
             verdict.lost.append(f"run {run.workflow_run_id}")
         elif row["ended_at"] is not None:
-            verdict.violations += _wrong_end(run, row["state"], row["cancel_reason"], stored)
+            verdict.violations += wrong_end(run, row["state"], row["cancel_reason"], stored)
             verdict.violations += wrong_values(run, outputs.get(run.workflow_run_id, {}))
     for row in rows:
         if row["ended_at"] is None:
             verdict.stranded.append(f"run {row['workflow_run_id']} is {row['state']}")
 
 
-def _wrong_end(run: Confirmed, state: str, cancel_reason: str | None, stored: Mapping[str, Any]) -> list[str]:
+def wrong_end(run: Confirmed, state: str, cancel_reason: str | None, stored: Mapping[str, Any]) -> list[str]:
     expected = {"succeeded"}
     if run.shape.fails:
         expected = {"failed"}
@@ -179,7 +202,7 @@ async def _outputs(connection: Connection) -> dict[str, dict[str, Any]]:
         "select w.run::text, s.step_name, x.output from rara.result x join rara.step_run s using (step_run_id)"
         " cross join lateral (select s.workflow_run_id as run union all"
         " select r.workflow_run_id from rara.reused_step r where r.step_run_id = s.step_run_id) w"
-        " where x.state = 'succeeded'"
+        " join rara.route q using (route_id) where x.state = 'succeeded' and q.kind like 'chaos.%'"
     )
     outputs: dict[str, dict[str, Any]] = defaultdict(dict)
     for row in rows:
@@ -198,9 +221,10 @@ def wrong_values(run: Confirmed, outputs: Mapping[str, Any]) -> list[str]:
 
 async def _judge_open(connection: Connection, verdict: Verdict) -> None:
     """No step stands anywhere any more."""
-    verdict.steps = await connection.fetchval("select count(*) from rara.result")
+    ours = f"join rara.workflow_run w using (workflow_run_id) where {OURS}"
+    verdict.steps = await connection.fetchval(f"select count(*) from rara.result {ours}")  # noqa: S608
     for row in await connection.fetch(
-        "select step_run_id::text, state from rara.step_state where ended_at is null order by 1"
+        f"select s.step_run_id::text, s.state from rara.step_state s {ours} and s.ended_at is null order by 1"  # noqa: S608
     ):
         verdict.stranded.append(f"step {row['step_run_id']} is {row['state']}")
 
@@ -296,7 +320,7 @@ async def _wrong_charges(connection: Connection, recorded: Mapping[str, int]) ->
     found = []
     for row in await connection.fetch(
         "select s.idempotency_key, x.output from rara.result x join rara.step_run s using (step_run_id)"
-        " where x.state = 'succeeded'"
+        " join rara.route q using (route_id) where x.state = 'succeeded' and q.kind like 'chaos.%'"
     ):
         token = orjson.loads(row["output"])["charge"]["token"]
         if recorded.get(row["idempotency_key"]) != token:
@@ -359,9 +383,8 @@ async def read_attempts(connection: Connection) -> list[Attempt]:
     ]
 
 
-def recoveries(attempts: Sequence[Attempt], executors: Iterable[Service]) -> list[Recovery]:
+def recoveries(attempts: Sequence[Attempt], kills: Mapping[str, Sequence[float]]) -> list[Recovery]:
     """From each SIGKILL of an executor to the next attempt's `running`, for each step that it ran."""
-    kills = {executor.command.name: executor.kills for executor in executors}
     found = []
     for index, attempt in enumerate(attempts):
         if attempt.started_at is None or attempt.reason != "LEASE_EXPIRED":

@@ -44,9 +44,7 @@ class StackRuns:
     async def judge(self) -> Verdict:
         """What the history checker and the ledger say, when all is quiet."""
         stack = self.stack
-        return await judge(
-            stack.postgres.dsn, stack.ledger, stack.blob_folder, self.confirmed, stack.executors
-        )
+        return await judge(stack.postgres.dsn, stack.ledger, stack.blob_folder, self.confirmed, stack.kills)
 
 
 async def until_running(dsn: str, count: int, *, kinds: int = 1, bound_s: float = 20.0) -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from rara_chaos.figures import Figures
 from rara_chaos.ledger import Entry, What, read
 from rara_chaos.load import Confirmed
 from rara_chaos.report import Report
@@ -116,7 +117,7 @@ def test_an_executor_that_was_spared_makes_no_good_report() -> None:
 
     def spared(attempts: dict[str, int], hit: dict[str, int]) -> list[str]:
         verdict = Verdict(attempts_by_kind=attempts, blobs_verified=1)
-        report = Report(1, 60, faults, verdict, {}, {}, [], hit)
+        report = Report(1, 60, faults, verdict, {}, Figures(), [], hit)
         assert report.is_good == (not report.spared)
         return report.spared
 
@@ -126,6 +127,6 @@ def test_an_executor_that_was_spared_makes_no_good_report() -> None:
 
 
 def test_a_run_without_a_blob_that_was_verified_is_not_good() -> None:
-    report = Report(1, 60, dict.fromkeys(Kind, 1), Verdict(), {}, {}, [], {})
+    report = Report(1, 60, dict.fromkeys(Kind, 1), Verdict(), {}, Figures(), [], {})
     assert not report.is_good
     assert json.loads(report.json())["blobs_verified"] == 0
