@@ -22,4 +22,4 @@ newest_python() {
 if ! [ "$venv/.bench" -nt requirements/bench.lock ]; then
     PYTHON=${PYTHON:-$(newest_python)} scripts/setup.sh bench "$venv"
 fi
-PYTHONPATH=bench exec "$venv/bin/python" -m rara_bench "$@"
+PYTHONPATH=$PWD/bench${PYTHONPATH:+:$PYTHONPATH} exec "$venv/bin/python" -m rara_bench "$@"

@@ -35,10 +35,10 @@ async def measure(bench: Bench) -> Figures:
     finally:
         await connection.close()
     await bench.server.drop(_DATABASE)
-    if done != sets * SET:
-        raise RuntimeError(f"pgbench lived {done} steps in {sets} sets of {SET}")
     return {
-        "steps_per_s": sets_per_s * SET,
+        "steps_per_s": sets_per_s
+        * done
+        / sets,  # a lease may find less than a set: the other client has the rest
         "wal_bytes_per_step": float(wal) / done,
         "postgres_cpu_ms_per_step": 1000 * postgres_s / done,
     }

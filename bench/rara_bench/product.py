@@ -1,6 +1,7 @@
 """The product as delivered: scheduler and executor processes over one database, and how fast they drain it."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -201,4 +202,5 @@ async def drain(bench: Bench, name: str, shape: Shape, *, server: Server | None 
 
 
 def _common(shape: Shape) -> dict[str, str]:
-    return {"PYTHONPATH": _PACKAGES, "RARA_LOG_LEVEL": "warning", **shape.environment}
+    path = os.pathsep.join(filter(None, (_PACKAGES, os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "RARA_LOG_LEVEL": "warning", **shape.environment}

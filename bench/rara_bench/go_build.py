@@ -1,26 +1,22 @@
-"""The Go executor of the probe operations, built once a run."""
+"""Programs in Go, each built once a run."""
 
 import asyncio
 import shutil
 from pathlib import Path
-from typing import Final
 
 from rara_bench.arm import Bench, CannotMeasure
 
-_SOURCE: Final = Path(__file__).resolve().parents[2] / "executors" / "go"
-_KEY: Final = "go executor"
 
-
-async def program(bench: Bench) -> Path:
+async def program(bench: Bench, module: Path, package: str, name: str) -> Path:
     """Raises CannotMeasure without Go."""
-    built = bench.kept.get(_KEY)
+    built = bench.kept.get(name)
     if not isinstance(built, Path):
-        built = await build(_SOURCE, "./cmd/rara-go-probe", bench.folder / "rara-go-probe")
-        bench.kept[_KEY] = built
+        built = await _build(module, package, bench.folder / name)
+        bench.kept[name] = built
     return built
 
 
-async def build(module: Path, package: str, target: Path) -> Path:
+async def _build(module: Path, package: str, target: Path) -> Path:
     go = shutil.which("go")
     if go is None:
         raise CannotMeasure("there is no `go` on the PATH")
