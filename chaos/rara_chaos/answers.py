@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 from rara.v1 import workflow_pb2
-from rara_client import Client, NotFound
+from rara_client import NotFound
 
 from rara_chaos import ledger
 from rara_chaos.load import ENDED, Confirmed
@@ -20,8 +20,16 @@ _PATIENCE_S = 180.0  # of all runs together, for what is still open
 _RUN: Final = "WORKFLOW_RUN_STATE_"
 
 
+class Runs(Protocol):
+    """A client of the scheduler."""
+
+    async def get_run(
+        self, workflow_run_id: str, *, include_steps: bool = False, timeout_s: float | None = None
+    ) -> workflow_pb2.GetRunResponse: ...
+
+
 async def judge_answers(
-    client: Client, ledger_path: Path, confirmed: Sequence[Confirmed], kinds: Mapping[str, str]
+    client: Runs, ledger_path: Path, confirmed: Sequence[Confirmed], kinds: Mapping[str, str]
 ) -> Verdict:
     """kinds: of the executors that are known, by name."""
     verdict = Verdict(runs=len(confirmed))
@@ -45,7 +53,7 @@ async def judge_answers(
     return verdict
 
 
-async def _answers(client: Client, confirmed: Sequence[Confirmed]) -> dict[str, workflow_pb2.GetRunResponse]:
+async def _answers(client: Runs, confirmed: Sequence[Confirmed]) -> dict[str, workflow_pb2.GetRunResponse]:
     """The answer about each run that is known; those that are open get some time to end."""
     answers: dict[str, workflow_pb2.GetRunResponse] = {}
     with contextlib.suppress(TimeoutError):
@@ -63,7 +71,7 @@ async def _answers(client: Client, confirmed: Sequence[Confirmed]) -> dict[str, 
     return answers
 
 
-async def _answer(client: Client, run: Confirmed) -> workflow_pb2.GetRunResponse:
+async def _answer(client: Runs, run: Confirmed) -> workflow_pb2.GetRunResponse:
     return await client.get_run(run.workflow_run_id, include_steps=True, timeout_s=_CALL_S)
 
 

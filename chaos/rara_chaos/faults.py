@@ -20,7 +20,6 @@ class LocalFaults:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._database = DatabaseSide(stack.postgres.dsn)
-        self._disk_turn = asyncio.Lock()
 
     async def heal(self) -> None:
         stack = self._stack
@@ -116,10 +115,12 @@ class LocalFaults:
                 its_clock.reset()
 
     async def _disk_full(self, hold_s: float) -> None:
-        """Executors can neither fetch nor write down anything more."""
+        """Executors can neither fetch nor write down anything more. None is started meanwhile: it would refuse to."""
         if (disk := self._stack.disk) is None:
             raise AssertionError("there is no disk to fill")
-        async with self._disk_turn:
+        async with contextlib.AsyncExitStack() as turns:
+            for executor in self._stack.executors:
+                await turns.enter_async_context(executor.turn)
             await asyncio.to_thread(disk.fill)
             try:
                 await asyncio.sleep(hold_s)
