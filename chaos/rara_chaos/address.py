@@ -89,6 +89,8 @@ async def _hooked(command: str, hold_s: float) -> None:
 class Address(Target):
     name = "address"
     deals_all = False
+    is_ours = False
+    wants_blobs = False
     quiet_s = 180.0  # its leases may be long
     left_out: Mapping[Kind, str] = {}
 
@@ -113,7 +115,6 @@ class Address(Target):
         self.security = Security.from_environment()
         self.ledger = ledger or str(folder / "ledger.jsonl")
         self.database_url = database_url
-        self.wants_blobs = False
         self.faults: Faults = AddressFaults(brought, hooks)
         self._brought = brought
         self._crashes = crashes

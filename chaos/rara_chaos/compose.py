@@ -106,8 +106,9 @@ class Compose(Target):
         verdict.removed = self._removed
         verdict.violations += self._ends.unasked
         if not verdict.is_clean:
-            dump = await nodes.database.exec("pg_dump", "-U", "rara", "rara")
-            (self._folder / "database.sql").write_text(dump)
+            with contextlib.suppress(OSError, TimeoutError):
+                dump = await nodes.database.exec("pg_dump", "-U", "rara", "rara")
+                (self._folder / "database.sql").write_text(dump)
         return verdict
 
     async def _checked(self) -> list[str]:

@@ -163,8 +163,8 @@ class ComposeFaults:
         """A slow database: next to no processor for it."""
         database = self._nodes.database
         async with turn_of(database):
-            await docker("update", "--cpus", _STARVED_CPUS, database.id)
             try:
+                await docker("update", "--cpus", _STARVED_CPUS, database.id)
                 await asyncio.sleep(hold_s)
             finally:
                 await self._fed()
@@ -185,11 +185,8 @@ class ComposeFaults:
         """Of PostgreSQL, which may end for that and must come back by itself; or of the blob store."""
         disks = self._nodes.disks or nobody()
         async with turn_of(disks, *([self._nodes.database] if disk == "database" else [])):
-            filled = await disks.exec(
-                "sh", "-c", f"cat /dev/zero > {_filler(disk)} || true; wc -c < {_filler(disk)}"
-            )
             try:
-                if not int(filled):
+                if not await _filled(disks, _filler(disk)):
                     nobody()
                 await asyncio.sleep(hold_s)
             finally:
@@ -261,8 +258,8 @@ async def _stopped(node: Node, hold_s: float) -> None:
 
 async def _frozen(node: Node, hold_s: float) -> None:
     async with turn_of(node):
-        await docker("pause", node.id)
-        try:
+        try:  # also where the engine did it and has not answered in time
+            await docker("pause", node.id)
             await asyncio.sleep(hold_s)
         finally:
             await docker("unpause", node.id)
@@ -272,8 +269,8 @@ async def _cut_off(node: Node, network: str, hold_s: float) -> None:
     """From one network, with whom it shares it; when it is back it may have another address."""
     name = next(name for name in node.networks if name.endswith(f"_{network}"))
     async with turn_of(node):
-        await docker("network", "disconnect", name, node.id)
         try:
+            await docker("network", "disconnect", name, node.id)
             await asyncio.sleep(hold_s)
         finally:
             await node.connect(name)
@@ -303,6 +300,11 @@ async def _clock_jumped(node: Node, fault: Fault) -> None:
             await asyncio.sleep(fault.hold_s)
         finally:
             await node.exec("rm", "-f", CLOCK_FILE)
+
+
+async def _filled(disks: Node, filler: str) -> int:
+    """All room that was left, in bytes."""
+    return int(await disks.exec("sh", "-c", f"cat /dev/zero > {filler} || true; wc -c < {filler}"))
 
 
 def _filler(disk: str) -> str:

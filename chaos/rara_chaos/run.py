@@ -34,8 +34,10 @@ async def run(seed: int, duration_s: float, every_s: float, target: Target) -> R
     faults = deal(seed, duration_s, every_s, target)
     found = Figures(memory=watch.seen)
     if target.database_url:
-        found.tables_at_start = await figures.tables(target.database_url)
-    async with _background(watch.run(target.memory, target.look_s)), _background(target.beside()):
+        found.tables_at_start = await figures.tables(target.database_url, counted=target.is_ours)
+    broken: list[str] = []
+    looking = _background(watch.run(target.memory, target.look_s), broken)
+    async with looking, _background(target.beside(), broken):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(load.run(_CALLERS), name="load")
             try:
@@ -45,16 +47,19 @@ async def run(seed: int, duration_s: float, every_s: float, target: Target) -> R
                 load.stopping.set()
             ended = time.monotonic()
             say("no more faults")
-            await target.faults.heal()
+            try:
+                await target.faults.heal()
+            except (OSError, TimeoutError) as error:
+                broken.append(f"not all could be healed: {error!r}")
         say("the load has ended")
         await _quiet(target)
         say("quiet")
         watch.note(await target.memory())
     found.speed_at_start, found.speed_at_end = await figures.speeds(load, began, ended, target.database_url)
     if target.database_url:
-        found.tables_at_end = await figures.tables(target.database_url)
+        found.tables_at_end = await figures.tables(target.database_url, counted=target.is_ours)
     verdict = await target.judge(load.confirmed)
-    verdict.violations += load.violations
+    verdict.violations += load.violations + broken
     return Report(
         seed,
         duration_s,
@@ -105,10 +110,13 @@ async def _is_quiet(database_url: str) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+async def _background(work: Coroutine[None, None, None], broken: list[str]) -> AsyncIterator[None]:
+    """broken: where it is said if the work failed."""
     task = asyncio.create_task(work)
     try:
         yield
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(ended, Exception):
+            broken.append(f"what goes on beside the load failed: {ended!r}")

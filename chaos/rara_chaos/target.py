@@ -33,6 +33,7 @@ class Target(ABC):
     quiet_s: float = 60.0
     look_s: float = 1.0  # between two looks at the memory
     wants_blobs: bool = True
+    is_ours: bool = True  # nobody else uses it
     executor_kinds: Sequence[str]
     faults: Faults
 
