@@ -7,17 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from rara.v1 import workflow_pb2
 from rara_chaos import clock, disk
 from rara_chaos.answers import judge_answers
+from rara_chaos.composefaults import CLOCK_FILE
 from rara_chaos.docker import in_bytes
 from rara_chaos.figures import Latency, latency
 from rara_chaos.ledger import What
 from rara_chaos.load import Confirmed
 from rara_chaos.shapes import BY_NAME
 from rara_client import NotFound
+from rara_scheduler.settings import Settings as SchedulerSettings
 from rara_testing.processes import Processes
 
+ROOT = Path(__file__).resolve().parents[2]
 SUCCEEDED = workflow_pb2.WORKFLOW_RUN_STATE_SUCCEEDED
 
 
@@ -147,3 +151,34 @@ def test_answers_that_are_wrong_are_found(tmp_path: Path) -> None:
     assert repeated == "k: token 4 did the effect again that token 1 had recorded"
     (never,), _ = judged(ledger, [run], answer("r", value, 9))
     assert never == "k: the recorded effect of token 9 was never done"
+
+
+# ---------------------------------------------------------------- what is added to the compose file
+
+
+def services(path: Path) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = yaml.safe_load(path.read_text())["services"]
+    return found
+
+
+def test_the_compose_files_of_chaos_are_about_what_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    delivered = services(ROOT / "deploy" / "docker-compose.yml")
+    added = [services(path) for path in sorted((ROOT / "chaos").glob("compose*.yml"))]
+    assert len(added) == 4
+    assert {name for one in added for name in one} - {"disks"} <= set(delivered)
+    (timed,) = [
+        one["scheduler"]["environment"] for one in added if "RARA_LEASE_S" in str(one.get("scheduler"))
+    ]
+    assert isinstance(timed, dict)
+    for name, value in timed.items():
+        assert name.removeprefix("RARA_").lower() in SchedulerSettings.model_fields
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RARA_DATABASE_URL", "postgresql://rara@database/rara")
+    assert SchedulerSettings().lease_s == float(timed["RARA_LEASE_S"])
+
+
+def test_a_containers_clock_is_told_as_a_processs_is() -> None:
+    added = services(ROOT / "chaos" / "compose.clocks.yml")
+    assert set(added) == {"scheduler", "python-executor"}
+    for one in added.values():
+        assert one["environment"] == clock.environment("/chaos/libfaketime.so.1", CLOCK_FILE)
