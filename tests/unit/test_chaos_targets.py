@@ -173,8 +173,8 @@ def test_the_compose_files_of_chaos_are_about_what_is_delivered(monkeypatch: pyt
     for name, value in timed.items():
         assert name.removeprefix("RARA_").lower() in SchedulerSettings.model_fields
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("RARA_DATABASE_URL", "postgresql://rara@database/rara")
-    assert SchedulerSettings().lease_s == float(timed["RARA_LEASE_S"])
+    settings = SchedulerSettings(database_url="postgresql://rara@database/rara")
+    assert settings.lease_s == float(timed["RARA_LEASE_S"])
 
 
 def test_a_containers_clock_is_told_as_a_processs_is() -> None:
