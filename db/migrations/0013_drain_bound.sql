@@ -1,3 +1,4 @@
+-- compatible-from: 0009
 -- migrate:up
 
 -- Until when a drained executor's jobs may run, as an operator has said: whoever holds its session tells it.

@@ -54,6 +54,14 @@ def use_windows_line_ends(folder: Path) -> None:
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
 
 
+async def execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
 async def fetch(url: str, statement: str) -> list[tuple[object, ...]]:
     connection = await asyncpg.connect(url)
     try:
@@ -168,14 +176,51 @@ async def test_a_database_newer_than_the_code_is_refused(empty_database_url: str
     (folder / "0003_shout.sql").unlink()
     write(folder, "0004_more", "create table more ();")
 
-    with pytest.raises(
-        DatabaseNewer, match="newer than this version of rara: unknown migration 0003"
-    ) as refused:
+    with pytest.raises(DatabaseNewer, match="can work with: migration 0003") as refused:
         await migrate(empty_database_url, directory=folder)
     assert refused.value.code is Code.SCHEMA_TOO_NEW
     now = await status(empty_database_url, directory=folder)
-    assert [each.version for each in now.unknown] == ["0003"]
+    assert [each.version for each in now.incompatible] == ["0003"]
     assert await fetch(empty_database_url, "select to_regclass('more')") == [(None,)]
+
+
+@pytest.mark.parametrize(("compatible_from", "works"), [("0002", True), ("0001", True), ("0003", False)])
+async def test_older_code_works_on_where_a_migration_says_from_which_one(
+    empty_database_url: str, folder: Path, compatible_from: str, works: bool
+) -> None:
+    newest = folder / "0004_more.sql"
+    newest.write_text(f"-- compatible-from: {compatible_from}\n-- migrate:up\ncreate table more ();\n")
+    await migrate(empty_database_url, directory=folder)
+    newest.unlink()
+    (folder / "0003_shout.sql").unlink()
+    await execute(
+        empty_database_url, "update rara.schema_migration set compatible_from = '0002' where version = '0003'"
+    )
+
+    now = await status(empty_database_url, directory=folder)
+    assert [each.version for each in now.unknown] == ["0003", "0004"]
+    assert [each.version for each in now.incompatible] == ([] if works else ["0004"])
+    if works:
+        assert await migrate(empty_database_url, directory=folder) == []
+    else:
+        with pytest.raises(DatabaseNewer, match="migration 0004;"):
+            await migrate(empty_database_url, directory=folder)
+
+
+async def test_a_database_from_before_compatibility_was_kept_gets_its_column(
+    empty_database_url: str, folder: Path
+) -> None:
+    newest = write(folder, "0004_more", "create table more ();")
+    text = newest.read_text()
+    newest.unlink()
+    await migrate(empty_database_url, directory=folder)
+    await execute(empty_database_url, "alter table rara.schema_migration drop column compatible_from")
+    assert (await status(empty_database_url, directory=folder)).is_current
+    newest.write_text(f"-- compatible-from: 0003\n{text}")
+    await migrate(empty_database_url, directory=folder)
+    assert await fetch(
+        empty_database_url, "select version, compatible_from from rara.schema_migration order by 1"
+    ) == [("0001", None), ("0002", None), ("0003", None), ("0004", "0003")]
 
 
 async def test_a_file_that_comes_too_late_is_refused(empty_database_url: str, folder: Path) -> None:
@@ -241,6 +286,8 @@ async def test_a_locked_table_is_tried_again_and_blocks_nobody_for_long(
         ("1_book.sql", "-- migrate:up\nselect 1;\n", "1_book.sql: a migration is called NNNN_name.sql"),
         ("0001_book.sql", "select 1;\n", "0001_book.sql: no line `-- migrate:up`"),
         ("0001_book.sql", "-- migrate:up\n\n-- migrate:down\nselect 1;", "0001_book.sql: nothing after"),
+        ("0002_book.sql", "-- compatible-from: 1\n-- migrate:up\nselect 1;", "not a number of a migration"),
+        ("0002_book.sql", "-- compatible-from: 0002\n-- migrate:up\nselect 1;", "not name an earlier one"),
         ("0001_book.sql", "-- migrate:up transaktion:false\nselect 1;", "unknown option in"),
     ],
 )
@@ -265,3 +312,11 @@ async def test_the_real_migrations_build_the_schema(database_url: str) -> None:
     assert now.is_current
     assert [each.version for each in now.applied] == [each.version for each in load_migrations()]
     assert await fetch(database_url, "select count(*) from rara.workflow_run") == [(0,)]
+
+
+def test_every_migration_of_today_says_how_old_the_code_beside_it_may_be() -> None:
+    """From the first that knew the line; one that contracts is named here, with its release."""
+    contracts: set[str] = set()
+    said = {each.version for each in load_migrations() if each.compatible_from is not None}
+    expected = {each.version for each in load_migrations() if each.version >= "0010"}
+    assert said == expected - contracts

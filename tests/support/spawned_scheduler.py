@@ -66,9 +66,11 @@ async def spawned_scheduler(
     folder: Path,
     *,
     env: Mapping[str, str] | None = None,
+    address: str = "127.0.0.1:0",
     **settings: object,
 ) -> AsyncIterator[SpawnedScheduler]:
     scheduler = SpawnedScheduler(processes, database_url, folder, settings, env or {})
+    scheduler.address = address
     await scheduler.start()
     raw = await asyncpg.connect(database_url)
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200)]

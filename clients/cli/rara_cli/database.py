@@ -40,9 +40,12 @@ async def show_status(session: Session, database_url: str) -> None:
     """Every migration, and whether the database has it."""
     async with database_faults():
         found = await migrate.status(database_url)
-    rows = [_status_row(item.version, item.name, "applied", item.applied_at) for item in found.applied]
+    states = dict.fromkeys(found.unknown, "newer") | dict.fromkeys(found.incompatible, "incompatible")
+    rows = [
+        _status_row(item.version, item.name, states.get(item, "applied"), item.applied_at)
+        for item in found.applied
+    ]
     rows += [_status_row(item.version, item.name, "pending", None) for item in found.pending]
-    rows += [_status_row(item.version, item.name, "unknown", item.applied_at) for item in found.unknown]
     if session.output == "json":
         print_document({"is_current": found.is_current, "migrations": rows})
         return
@@ -50,8 +53,10 @@ async def show_status(session: Session, database_url: str) -> None:
         _row(session, row)
     if found.pending:
         session.note(f"{len(found.pending)} pending (next: rara db migrate)")
-    if found.unknown:
-        session.note("the database is newer than this version of rara (next: upgrade rara)")
+    if found.incompatible:
+        session.note("the database is newer than this version of rara can work with (next: upgrade rara)")
+    elif found.unknown:
+        session.note("the database is newer than this version of rara, which goes on working with it")
 
 
 def _status_row(version: str, name: str, state: str, applied_at: datetime | None) -> Json:

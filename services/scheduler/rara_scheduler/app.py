@@ -487,11 +487,11 @@ class Scheduler:
             except (StoreUnavailable, Conflict, TimeoutError) as error:
                 log.warning("scheduler.waiting_for_database", error=repr(error))
                 await asyncio.sleep(1.0)
-        if found.unknown:
-            newest = found.unknown[-1]
+        if found.incompatible:
             raise Fault(
                 Code.SCHEMA_TOO_NEW,
-                f"the database has migration {newest}, which this version of rara does not know: upgrade rara",
+                f"the database has migration {found.incompatible[-1].version}, with which this version of rara cannot"
+                " work: upgrade rara",
             )
         if found.pending:
             missing = ", ".join(str(migration.version) for migration in found.pending)
@@ -499,6 +499,8 @@ class Scheduler:
                 Code.SCHEMA_TOO_OLD,
                 f"the database lacks migration {missing}: run `rara db migrate`, or set RARA_MIGRATE=1",
             )
+        if found.unknown:
+            log.warning("schema.newer", version=found.unknown[-1].version)
 
     async def _watch_health(self) -> None:
         """Readiness follows the database."""

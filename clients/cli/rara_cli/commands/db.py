@@ -128,3 +128,18 @@ async def prune(session: Session, database_url: str, keep_days: int, days_ahead:
 
     async with database.database_faults():
         return await prune.prune(session, database_url, keep_days, days_ahead, dry_run)
+
+
+@db.command()
+@database_url_option
+@pass_session
+async def restored(session: Session, database_url: str) -> None:
+    """Say that this database came back from a backup, before schedulers start on it.
+
+    Lease tokens then go on above all that were granted since the backup, so that what attempts of that time wrote
+    elsewhere, fenced by their tokens, is not in the way of their successors. May be repeated; harms nothing.
+    """
+    from rara_cli import database, restored
+
+    async with database.database_faults():
+        await restored.raise_lease_tokens(session, database_url)

@@ -4,6 +4,9 @@ Migrations are the files `db/migrations/NNNN_name.sql` in dbmate's format: SQL a
 optionally followed by `-- migrate:down`, which is never run here. A file is one transaction, unless its first
 line says `-- migrate:up transaction:false`; such a file holds exactly one statement, written so that it may be
 repeated (`create index concurrently if not exists`), since nothing ties it to the row that records it.
+
+A file that only adds (expands) says with a line `-- compatible-from: NNNN` how old code may be that goes on working
+beside it: code whose newest migration is NNNN or later. A release that removes (contracts) has no such line.
 """
 
 import asyncio
@@ -34,6 +37,7 @@ LOCK_RETRY_S = 0.5
 
 _FILE_NAME = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
 _UP = re.compile(r"^-- migrate:up(?P<options>[^\n]*)\n", re.MULTILINE)
+_COMPATIBLE = re.compile(r"^-- compatible-from:[ ]*(?P<version>[^\n]*)\n", re.MULTILINE)
 _DOWN = re.compile(r"^-- migrate:down[^\n]*(\n|\Z)", re.MULTILINE)
 
 
@@ -67,7 +71,7 @@ class DatabaseNewer(MigrationError):
 
     def __init__(self, versions: Sequence[str]) -> None:
         super().__init__(
-            f"the database is newer than this version of rara: unknown migration {', '.join(versions)};"
+            f"the database is newer than this version of rara can work with: migration {', '.join(versions)};"
             " upgrade rara"
         )
 
@@ -92,13 +96,17 @@ class MigrationLocked(MigrationError):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file: its number, its name, the digest of its text (hex) and the SQL to run."""
+    """One file: its number, its name, the digest of its text (hex) and the SQL to run.
+
+    compatible_from: code that knows the migrations up to this number works on with it; none: no older code does.
+    """
 
     version: str
     name: str
     sha256: str
     sql: str
     in_transaction: bool
+    compatible_from: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +117,18 @@ class AppliedMigration:
     name: str
     sha256: str
     applied_at: datetime
+    compatible_from: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """Where a database stands. `unknown` is what it has and this version does not know."""
+    """Where a database stands. `unknown` is what it has and this version does not know; with those of it that are
+    `incompatible` this version cannot work."""
 
     applied: tuple[AppliedMigration, ...]
     pending: tuple[Migration, ...]
     unknown: tuple[AppliedMigration, ...]
+    incompatible: tuple[AppliedMigration, ...]
 
     @property
     def is_current(self) -> bool:
@@ -168,6 +179,9 @@ async def migrate(dsn: str, *, wait_s: float = 60, directory: Path | None = None
             return pending
 
 
+# Digests of texts that did the same, from before the first release: databases that were made with them are as good.
+FORMER = {"0002": "10ba3f6fc9c50c9691d849519faf94fb0a0980d9290968643fd875f48b0a3ab4"}  # it asked for a superuser
+
 _BOOKKEEPING = """
     create schema if not exists rara;
     create table if not exists rara.schema_migration (
@@ -176,6 +190,7 @@ _BOOKKEEPING = """
         sha256 text not null,
         applied_at timestamptz not null default now()
     );
+    alter table rara.schema_migration add column if not exists compatible_from text;
 """
 
 
@@ -191,6 +206,11 @@ def _parse(path: Path) -> Migration:
     options = up["options"].split()
     if any(option not in ("transaction:true", "transaction:false") for option in options):
         raise MigrationFileInvalid(f"{path.name}: unknown option in `-- migrate:up {' '.join(options)}`")
+    compatible = _COMPATIBLE.search(text, 0, up.start())
+    if compatible and not re.fullmatch(r"\d{4}", compatible["version"]):
+        raise MigrationFileInvalid(f"{path.name}: not a number of a migration: `{compatible[0].strip()}`")
+    if compatible and compatible["version"] >= matched["version"]:
+        raise MigrationFileInvalid(f"{path.name}: `{compatible[0].strip()}` does not name an earlier one")
     down = _DOWN.search(text, up.end())
     sql = text[up.end() : down.start() if down else len(text)]
     if not sql.strip():
@@ -201,6 +221,7 @@ def _parse(path: Path) -> Migration:
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         sql=sql,
         in_transaction="transaction:false" not in options,
+        compatible_from=compatible["version"] if compatible else None,
     )
 
 
@@ -249,28 +270,33 @@ async def _status(
     applied: tuple[AppliedMigration, ...] = ()
     if await connection.fetchval("select to_regclass('rara.schema_migration')") is not None:
         rows = await connection.fetch(
-            "select version, name, sha256, applied_at from rara.schema_migration order by version"
+            # Through JSON, since the newest column may still be missing.
+            "select version, name, sha256, applied_at, to_jsonb(m) ->> 'compatible_from' as compatible_from"
+            "  from rara.schema_migration m order by version"
         )
-        applied = tuple(
-            AppliedMigration(row["version"], row["name"], row["sha256"], row["applied_at"]) for row in rows
-        )
+        applied = tuple(AppliedMigration(**dict(row)) for row in rows)
     by_version = {migration.version: migration for migration in known}
     for row in applied:
         file = by_version.get(row.version)
-        if file is not None and file.sha256 != row.sha256:
+        if file is not None and row.sha256 not in {file.sha256, FORMER.get(row.version)}:
             raise MigrationEdited(row.version)
     done = {row.version for row in applied}
+    unknown = tuple(row for row in applied if row.version not in by_version)
+    newest = max(by_version)
     return MigrationStatus(
         applied=applied,
         pending=tuple(migration for version, migration in by_version.items() if version not in done),
-        unknown=tuple(row for row in applied if row.version not in by_version),
+        unknown=unknown,
+        incompatible=tuple(
+            row for row in unknown if row.compatible_from is None or row.compatible_from > newest
+        ),
     )
 
 
 def _pending(now: MigrationStatus) -> list[Migration]:
     """What may be applied, or the reason why nothing may."""
-    if now.unknown:
-        raise DatabaseNewer([row.version for row in now.unknown])
+    if now.incompatible:
+        raise DatabaseNewer([row.version for row in now.incompatible])
     if now.applied and now.pending and now.pending[0].version < now.applied[-1].version:
         raise MigrationOutOfOrder(now.pending[0].version, now.applied[-1].version)
     return list(now.pending)
@@ -308,8 +334,9 @@ async def _apply(
 
 async def _record(connection: "asyncpg.Connection[asyncpg.Record]", migration: Migration) -> None:
     await connection.execute(
-        "insert into rara.schema_migration (version, name, sha256) values ($1, $2, $3)",
+        "insert into rara.schema_migration (version, name, sha256, compatible_from) values ($1, $2, $3, $4)",
         migration.version,
         migration.name,
         migration.sha256,
+        migration.compatible_from,
     )
