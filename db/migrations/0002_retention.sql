@@ -20,7 +20,8 @@ create index workflow_run_retries on rara.workflow_run (retry_of_workflow_run_id
 -- squawk-ignore require-concurrent-index-creation
 create index reused_step_step on rara.reused_step (step_run_id);
 
--- Closed rows go by remove_runs alone, which switches this on for itself. Definitions never go.
+-- Closed rows go by remove_runs alone, which switches this on for itself. Definitions never go. (It does so in its body:
+-- only a superuser may say `set` of a setting of our own in a function's head.)
 create or replace function rara.refuse_change() returns trigger language plpgsql as $$
 begin
     if tg_op = 'DELETE' and tg_table_name <> 'definition'
@@ -36,7 +37,7 @@ $$;
 -- theirs is left, nobody uses one of their steps, and the keys that started them are older than a week. Returns how
 -- many runs and steps went. Their history goes with its days.
 create function rara.remove_runs(wanted uuid[], before_instant timestamptz, out runs int, out steps int)
-    language plpgsql set rara.removes_runs = 'on' as $$
+    language plpgsql as $$
 declare
     gone uuid[];
     kept uuid[];
@@ -72,6 +73,7 @@ begin
         return;
     end if;
 
+    perform set_config('rara.removes_runs', 'on', true);
     delete from rara.start_key k where k.workflow_run_id = any (gone);
     delete from rara.run_artifact a where a.workflow_run_id = any (gone);
     delete from rara.reused_step u where u.workflow_run_id = any (gone);
@@ -89,6 +91,7 @@ begin
     delete from rara.step_run s where s.workflow_run_id = any (gone);
     get diagnostics steps = row_count;
     delete from rara.workflow_run w where w.workflow_run_id = any (gone);
+    perform set_config('rara.removes_runs', 'off', true);
 end
 $$;
 
