@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 
+	"github.com/rara-run/rara/executors/go/internal/addresses"
 	"github.com/rara-run/rara/executors/go/internal/logs"
 	"github.com/rara-run/rara/executors/go/internal/security"
 )
@@ -22,7 +23,7 @@ import (
 // Options of an executor. NewExecutor checks them as a whole. The names in brackets are those of FromEnvironment, which
 // are the Python executor's too.
 type Options struct {
-	// Scheduler is host:port, or any target that gRPC knows. [RARA_SCHEDULER]
+	// Scheduler is host:port, several as ipv4:HOST:PORT,HOST:PORT, or any target that gRPC knows. [RARA_SCHEDULER]
 	Scheduler string
 	// Name is the label that people know, of at most 64 characters. [RARA_EXECUTOR_NAME]
 	Name string
@@ -184,6 +185,7 @@ func (o *Options) dialOptions() ([]grpc.DialOption, error) {
 	caller := security.Caller{Token: o.Token, TokenFile: o.TokenFile, CA: o.TLSCA, Certificate: o.TLSClientCert,
 		Key: o.TLSClientKey, Insecure: o.Insecure, Tell: o.tell}
 	own, err := caller.DialOptions(o.Scheduler)
+	own = append(own, addresses.Known())
 	return append(own, o.DialOptions...), err // the last one holds
 }
 

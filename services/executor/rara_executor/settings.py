@@ -24,7 +24,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RARA_", frozen=True, extra="ignore", populate_by_name=True)
 
     scheduler: str = "127.0.0.1:7310"
-    """host:port of the scheduler, or any target that gRPC knows."""
+    """host:port of the scheduler, several as ipv4:HOST:PORT,HOST:PORT, or any target that gRPC knows."""
     executor_listen: str = ""
     """HOST:PORT to serve ExecutorService on: then schedulers dial this executor (their RARA_DIRECT_EXECUTORS names
     it), and it dials RARA_SCHEDULER for artifacts alone."""

@@ -3,12 +3,6 @@
 package main
 
 import (
-	"os"
-	"strings"
-
-	"google.golang.org/grpc/resolver"
-	"google.golang.org/grpc/resolver/manual"
-
 	"github.com/rara-run/rara/executors/go/internal/chaos"
 	"github.com/rara-run/rara/executors/go/internal/stubborn"
 	"github.com/rara-run/rara/executors/go/internal/where"
@@ -20,24 +14,5 @@ func main() {
 	chaos.Register(registry)
 	stubborn.Register(registry)
 	where.Register(registry)
-	knowAddresses(os.Getenv("RARA_SCHEDULER"))
 	rara.Main(registry)
-}
-
-// knowAddresses makes gRPC know `ipv4:HOST:PORT,HOST:PORT`, several schedulers in order of preference, which it does in
-// other languages.
-func knowAddresses(target string) {
-	const scheme = "ipv4"
-	list, isList := strings.CutPrefix(target, scheme+":")
-	if !isList {
-		return
-	}
-	var state resolver.State
-	for address := range strings.SplitSeq(list, ",") {
-		state.Endpoints = append(state.Endpoints,
-			resolver.Endpoint{Addresses: []resolver.Address{{Addr: address}}})
-	}
-	builder := manual.NewBuilderWithScheme(scheme)
-	builder.InitialState(state)
-	resolver.Register(builder)
 }
