@@ -22,6 +22,12 @@ def medians(samples: Iterable[Sample]) -> dict[str, float]:
     return {name: median(row[name] for row in rows) for name in rows[0]} if rows else {}
 
 
+def value(samples: Sequence[Sample], of: tuple[str, str]) -> float | None:
+    """The median over rounds of one figure, (arm, name). None: no round has it."""
+    found = [sample.figures[of[1]] for sample in samples if sample.arm == of[0]]
+    return median(found) if found else None
+
+
 def ratio(samples: Sequence[Sample], above: tuple[str, str], below: tuple[str, str]) -> float | None:
     """The median over rounds of one figure divided by another; (arm, figure) each. None: no round has both.
 
@@ -33,6 +39,7 @@ def ratio(samples: Sequence[Sample], above: tuple[str, str], below: tuple[str, s
             (abs(a.at - b.at), a.figures[above[1]] / b.figures[below[1]])
             for a in samples
             for b in samples
+            if b.figures.get(below[1])
             if (a.round, a.arm) == (number, above[0]) and (b.round, b.arm) == (number, below[0])
         ]
         if pairs:

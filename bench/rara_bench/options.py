@@ -21,5 +21,15 @@ class Options:
     uvloop: bool = True
     postgres: str = "any"
 
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        for name in ("rounds", "tries", "slots", "jobs_per_runner"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not 1000 <= self.steps <= 1_000_000:
+            raise ValueError("steps must be from 1,000 to 1,000,000")
+        if not 0 < self.others <= 1:
+            raise ValueError("others must be a share: above 0, at most 1")
+
     def record(self) -> dict[str, object]:
         return asdict(self)

@@ -20,6 +20,7 @@ from rara_bench.operations import NOOP
 from rara_bench.server import Connection, Server
 
 STEPS_A_RUN: Final = 10
+START_S: Final = 120.0
 DRAIN_S: Final = 900.0
 TEMPLATE: Final = "rara_template"
 _LOOK_S: Final = 0.1
@@ -70,24 +71,24 @@ class Product:
     shape: Shape
 
     async def start_executors(self) -> list[Process]:
-        """One after the other, dealt to the schedulers; the slots are shared out."""
+        """All at once, dealt to the schedulers; the slots are shared out."""
+        return await asyncio.gather(*(self._start_executor(n) for n in range(self.shape.executors)))
+
+    async def _start_executor(self, number: int) -> Process:
         options = self.bench.options
-        slots = max(1, options.slots // self.shape.executors)
-        started = []
-        for number in range(self.shape.executors):
-            env = {
-                "RARA_SCHEDULER": self.addresses[number % len(self.addresses)],
-                "RARA_EXECUTOR_NAME": f"bench-{number}",
-                "RARA_EXECUTOR_MODULES": "rara_bench.operations",  # means nothing to Go
-                "RARA_EXECUTOR_SLOTS": str(slots),
-                "RARA_EXECUTOR_JOBS_PER_RUNNER": str(options.jobs_per_runner),
-                "RARA_EXECUTOR_DIR": str(self.bench.folder / "executors" / f"{self.database}-{number}"),
-                "RARA_EXECUTOR_UVLOOP": str(options.uvloop).lower(),
-                **_common(self.shape),
-            }
-            command = list(self.shape.command)
-            started.append(await self.processes.start("executor", command, env=env, ready=_CONNECTED))
-        return started
+        env = {
+            "RARA_SCHEDULER": self.addresses[number % len(self.addresses)],
+            "RARA_EXECUTOR_NAME": f"bench-{number}",
+            "RARA_EXECUTOR_MODULES": "rara_bench.operations",  # means nothing to Go
+            "RARA_EXECUTOR_SLOTS": str(max(1, options.slots // self.shape.executors)),
+            "RARA_EXECUTOR_JOBS_PER_RUNNER": str(options.jobs_per_runner),
+            "RARA_EXECUTOR_DIR": str(self.bench.folder / "executors" / f"{self.database}-{number}"),
+            "RARA_EXECUTOR_UVLOOP": str(options.uvloop).lower(),
+            **_common(self.shape),
+        }
+        return await self.processes.start(
+            "executor", list(self.shape.command), env=env, ready=_CONNECTED, ready_s=START_S
+        )
 
     async def seed(self, steps: int) -> None:
         """Store runs with that many steps in all, through BatchStartRuns."""
@@ -169,7 +170,7 @@ async def running(
                 **_common(shape),
             }
             one = await processes.start("scheduler", [sys.executable, "-m", "rara_scheduler"], env=env)
-            addresses.append((await one.expect_line(_LISTENS))["address"])
+            addresses.append((await one.expect_line(_LISTENS, START_S))["address"])
             schedulers.append(one)
         client = await stack.enter_async_context(Client.connect(addresses[0]))
         connection = await server.connect(database)

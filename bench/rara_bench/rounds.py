@@ -2,17 +2,22 @@
 
 import sys
 import time
+import traceback
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from rara_bench.arm import Arm, Bench, CannotMeasure, Sample
 from rara_bench.machine import Watch
 
+Measured: TypeAlias = tuple[list[Sample], dict[str, str]]
 
-async def run(bench: Bench, arms: Sequence[Arm]) -> tuple[list[Sample], dict[str, str]]:
+
+async def run(bench: Bench, arms: Sequence[Arm]) -> Measured:
     """All samples, and of each arm that could not be measured the reason."""
     began = time.monotonic()
     samples: list[Sample] = []
     missing: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for number in range(1, bench.options.rounds + 1):
         for arm in arms:
             if arm.name in missing:
@@ -23,8 +28,14 @@ async def run(bench: Bench, arms: Sequence[Arm]) -> tuple[list[Sample], dict[str
                 missing[arm.name] = str(problem)
                 _say(f"round {number}  {arm.name:<24}cannot be measured: {problem}")
                 continue
+            except Exception as error:
+                failures[arm.name] = f"{type(error).__name__}: {error}"
+                _say(f"round {number}  {arm.name:<24}failed\n{traceback.format_exc()}")
+                continue
             samples.append(sample)
             _say(f"round {number}  {arm.name:<24}{_shown(sample)}")
+    measured = {sample.arm for sample in samples}
+    missing |= {name: problem for name, problem in failures.items() if name not in measured}
     return samples, missing
 
 

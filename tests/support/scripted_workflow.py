@@ -432,6 +432,38 @@ class ScriptedWorkflow(workflow_pb2_grpc.WorkflowServiceServicer):
         end = start + min(size or 50, self.page_size)
         return items[start:end], str(end) if end < len(items) else ""
 
+    async def Pause(self, request: workflow_pb2.PauseRequest, context: Any) -> workflow_pb2.PauseResponse:
+        await self.script.arrive("Pause", request, context)
+        return workflow_pb2.PauseResponse()
+
+    async def Resume(self, request: workflow_pb2.ResumeRequest, context: Any) -> workflow_pb2.ResumeResponse:
+        await self.script.arrive("Resume", request, context)
+        return workflow_pb2.ResumeResponse()
+
+    async def ListPauses(
+        self, request: workflow_pb2.ListPausesRequest, context: Any
+    ) -> workflow_pb2.ListPausesResponse:
+        await self.script.arrive("ListPauses", request, context)
+        return workflow_pb2.ListPausesResponse()
+
+    async def RetryRuns(
+        self, request: workflow_pb2.RetryRunsRequest, context: Any
+    ) -> workflow_pb2.RetryRunsResponse:
+        await self.script.arrive("RetryRuns", request, context)
+        return workflow_pb2.RetryRunsResponse()
+
+    async def CancelRuns(
+        self, request: workflow_pb2.CancelRunsRequest, context: Any
+    ) -> workflow_pb2.CancelRunsResponse:
+        await self.script.arrive("CancelRuns", request, context)
+        return workflow_pb2.CancelRunsResponse()
+
+    async def RequeueSteps(
+        self, request: workflow_pb2.RequeueStepsRequest, context: Any
+    ) -> workflow_pb2.RequeueStepsResponse:
+        await self.script.arrive("RequeueSteps", request, context)
+        return workflow_pb2.RequeueStepsResponse()
+
     async def _run(self, run_id: str, context: Context) -> workflow_pb2.WorkflowRun:
         if run_id not in self.runs:
             await self._not_found("RUN_NOT_FOUND", f"there is no run {run_id}", context)

@@ -20,8 +20,10 @@ from rara_cli.session import Session
         "step": ("rara_cli.commands.step:step", "list and get steps, their events, why they do not run"),
         "definition": (
             "rara_cli.commands.definition:definition",
-            "apply, list, get and validate definitions",
+            "apply, list, get, validate, pause and resume definitions",
         ),
+        "kind": ("rara_cli.commands.kind:kind", "pause and resume kinds of steps"),
+        "pause": ("rara_cli.commands.pause:pause", "list what is paused"),
         "artifact": ("rara_cli.commands.artifact:artifact", "list, get and print what runs produced"),
         "executor": ("rara_cli.commands.executor:executor", "list executors"),
         "db": ("rara_cli.commands.db:db", "migrate and check the database, show where it stands"),

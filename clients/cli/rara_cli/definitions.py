@@ -69,6 +69,7 @@ def show_definitions(session: Session, definitions: Sequence[workflow_pb2.Defini
         Column("VERSION", lambda item: str(item.version), is_number=True),
         Column("STEPS", lambda item: str(len(item.steps)), is_number=True),
         Column("CREATED", lambda item: words.instant_text(item.created_at, session.time_style, now)),
+        Column("PAUSED", lambda item: "yes" if item.HasField("pause") else ""),
         Column("LABELS", lambda item: pairs(item.labels)),
         Column("CONTENT", lambda item: item.content_sha256, wide_only=True),
     ]

@@ -154,6 +154,13 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
 
 
+def pause_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """For what pauses."""
+    reason = click.option("--reason", default="", metavar="TEXT", help="Why, for those who wonder later.")
+    unknown = click.option("--even-if-unknown", is_flag=True, help="Take a name that nothing uses yet.")
+    return reason(unknown(function))
+
+
 def pass_session(function: Callable[..., Any]) -> Callable[..., Any]:
     """Hand the global options to a command as its first argument."""
     return click.make_pass_decorator(Session, ensure=True)(function)

@@ -94,6 +94,7 @@ def explanation(
 
 
 _MEANINGS = {
+    "PAUSED": "its kind or its definition is paused",
     "UPSTREAM_PENDING": "it waits for steps before it",
     "BACKOFF": "it failed, and waits before the next attempt",
     "NO_CAPABLE_EXECUTOR": "no connected executor offers what it needs",

@@ -422,6 +422,39 @@ class Client:
         )
         return response.executor
 
+    # Pausing
+
+    async def pause(
+        self,
+        *,
+        kind: str = "",
+        definition: str = "",
+        reason: str = "",
+        allow_unknown: bool = False,
+        timeout_s: float | None = None,
+    ) -> workflow_pb2.PauseResponse:
+        """Have no more steps of a kind, or of a definition's runs, leased until `resume`. What runs goes on.
+
+        Raises RaraError KIND_NOT_FOUND or DEFINITION_NOT_FOUND, unless names that are not known are allowed.
+        """
+        request = workflow_pb2.PauseRequest(
+            **_target(kind, definition), reason=reason, allow_unknown=allow_unknown
+        )
+        return await self.call(self.workflow.Pause, request, is_repeatable=True, timeout_s=timeout_s)
+
+    async def resume(
+        self, *, kind: str = "", definition: str = "", timeout_s: float | None = None
+    ) -> workflow_pb2.ResumeResponse:
+        """Undo `pause`; without `pause` in the answer, it was not paused."""
+        request = workflow_pb2.ResumeRequest(**_target(kind, definition))
+        return await self.call(self.workflow.Resume, request, is_repeatable=True, timeout_s=timeout_s)
+
+    async def list_pauses(self, *, timeout_s: float | None = None) -> list[workflow_pb2.Pause]:
+        """What is paused, the newest first, with how many steps that holds back."""
+        request = workflow_pb2.ListPausesRequest()
+        response = await self.call(self.workflow.ListPauses, request, is_repeatable=True, timeout_s=timeout_s)
+        return list(response.pauses)
+
     # Artifacts
 
     async def upload_blob(self, source: Path | bytes, *, media_type: str = "") -> common_pb2.Digest:
@@ -435,6 +468,13 @@ class Client:
     async def save_blob(self, digest: common_pb2.Digest, destination: Path) -> None:
         """Download to a file, which appears whole and checked or not at all."""
         await save(self._transfers.download(digest), destination)
+
+
+def _target(kind: str, definition: str) -> dict[str, str]:
+    """Raises ValueError: it is one or the other."""
+    if bool(kind) == bool(definition):
+        raise ValueError("name either a kind or a definition")
+    return {"kind": kind} if kind else {"definition": definition}
 
 
 def _payload(value: object) -> common_pb2.Payload | None:

@@ -322,6 +322,11 @@ class Scheduler:
         """HOST:PORT of the metrics; empty: they are not served."""
         return self._telemetry.metrics_address
 
+    @property
+    def paused_definitions(self) -> frozenset[str]:
+        """Those of which this scheduler leases nothing, as far as it knows now."""
+        return self._pauses.definitions
+
     # Loops wake each other through these, so that none has to exist before another.
     def _wake_dispatch(self) -> None:
         self._dispatch.wake()

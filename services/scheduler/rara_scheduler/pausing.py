@@ -62,6 +62,14 @@ class Pausing:
         log.info("pause.ended", sort=target.sort, name=target.name, resumed_by=resumed_by)
         return ended
 
+    async def of_definitions(self) -> dict[str, Pause]:
+        """The pauses of definitions, by name."""
+        return {
+            pause.target.name: pause
+            for pause in await self._store.all()
+            if pause.resumed_at is None and pause.target.definition is not None
+        }
+
     async def all(self) -> list[tuple[Pause, PauseLoad]]:
         """What is paused, the newest first, with what that holds back."""
         pauses = [pause for pause in await self._store.all() if pause.resumed_at is None]

@@ -1,10 +1,10 @@
-"""`rara definition`: apply, list, get and validate workflow definitions."""
+"""`rara definition`: apply, list, get, validate, pause and resume workflow definitions."""
 
 from pathlib import Path
 
 import click
 
-from rara_cli.options import Group, pass_session
+from rara_cli.options import Group, pass_session, pause_options
 from rara_cli.session import Session
 
 _FILES = click.argument(
@@ -18,7 +18,7 @@ _FILES = click.argument(
 
 @click.group(cls=Group)
 def definition() -> None:
-    """Apply, list, get and validate workflow definitions in YAML or JSON."""
+    """Apply, list, get and validate workflow definitions in YAML or JSON; pause and resume them."""
 
 
 @definition.command()
@@ -71,3 +71,24 @@ async def get(session: Session, name: str, version: int | None) -> None:
     async with session.connect() as client:
         found = await client.get_definition(name, version or 0, timeout_s=session.timeout_s)
     show_definition(session, found)
+
+
+@definition.command()
+@click.argument("name")
+@pause_options
+@pass_session
+async def pause(session: Session, name: str, reason: str, even_if_unknown: bool) -> None:
+    """Lease no more steps of NAME's runs, until it is resumed. What runs goes on; runs can be started, and wait."""
+    from rara_cli.pauses import pause_one
+
+    await pause_one(session, definition=name, reason=reason, even_if_unknown=even_if_unknown)
+
+
+@definition.command()
+@click.argument("name")
+@pass_session
+async def resume(session: Session, name: str) -> None:
+    """Lease steps of NAME's runs again."""
+    from rara_cli.pauses import resume_one
+
+    await resume_one(session, definition=name)

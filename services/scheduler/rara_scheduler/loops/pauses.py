@@ -11,12 +11,12 @@ from rara_scheduler.domain.errors import Fault
 from rara_scheduler.domain.pause import Pause
 from rara_scheduler.loops.dispatch import RouteTable
 from rara_scheduler.pauses import Pauses
-from rara_scheduler.store.database import Conflict, DataRefused
+from rara_scheduler.store.database import Conflict, DataRefused, Lane
 from rara_scheduler.store.pauses import FRONT, PauseStore, Place, front_of
 
 log = structlog.get_logger(__name__)
 
-_PAGE: Final = 5000  # steps in one transaction: about 50 ms
+_PAGE: Final = 1000  # steps in one transaction: some 20 ms
 
 
 class PauseLoop:
@@ -85,7 +85,7 @@ class PauseLoop:
     async def look(self) -> list[Pause]:
         """Know what is paused now."""
         was_known, before, began_at = self._pauses.are_known, self._pauses.definitions, self._clock()
-        found = await self._store.all()
+        found = await self._store.all(Lane.ENGINE)
         if self._pauses.looked(found, began_at) or not was_known:
             self._wake_dispatch()
         if self._pauses.definitions - before:

@@ -16,7 +16,7 @@ from rara_scheduler.store.queries import query
 
 Cursor = tuple[datetime, UUID]
 
-_HOLD_PAGES = (500, 5000, 5000)  # steps looked at in one turn, where paused ones stand in front
+_HOLD_PAGES = (200, 1000, 1000)  # steps looked at in one turn, where paused ones stand in front
 
 
 class HeldInFront(Exception):

@@ -46,9 +46,9 @@ class PauseStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def all(self) -> list[Pause]:
+    async def all(self, lane: Lane = Lane.CALLS) -> list[Pause]:
         """All that is paused or being resumed, the newest first."""
-        async with self._database.connection(Lane.ENGINE) as connection:
+        async with self._database.connection(lane) as connection:
             return [pause_of(row) for row in await connection.fetch(query("pauses"))]
 
     async def loads(self, pause_ids: Sequence[int]) -> dict[int, PauseLoad]:

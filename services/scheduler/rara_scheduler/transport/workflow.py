@@ -94,7 +94,9 @@ class WorkflowServicer(OperatorCalls):
         if request.version < 0:
             raise field_invalid("version", "must not be negative; 0 is the newest")
         message, _ = await self._definitions.get(name, request.version)
-        return workflow_pb2.GetDefinitionResponse(definition=message)
+        response = workflow_pb2.GetDefinitionResponse(definition=message)
+        await self._tell_paused([response.definition])
+        return response
 
     @answers
     async def ListDefinitions(
@@ -132,7 +134,14 @@ class WorkflowServicer(OperatorCalls):
             lambda each: convert.lean_definition(each, LEAN_BYTES),
             lambda each: (str(each.version) if name else each.definition,),
         )
+        await self._tell_paused(rows)
         return workflow_pb2.ListDefinitionsResponse(definitions=rows, next_page_token=token)
+
+    async def _tell_paused(self, definitions: Sequence[workflow_pb2.Definition]) -> None:
+        pauses = await self._pausing.of_definitions()
+        for definition in definitions:
+            if definition.definition in pauses:
+                definition.pause.CopyFrom(convert.pause(pauses[definition.definition]))
 
     # ------------------------------------------------------------ runs
 

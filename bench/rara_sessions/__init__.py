@@ -1,0 +1,1 @@
+"""Many executors in one process, to see what sessions cost a scheduler."""
