@@ -52,3 +52,10 @@ async def ignores(_job: Job) -> None:
     while True:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(600)
+
+
+@operation("timed.add", version=V)
+async def add(job: Job) -> int:
+    """One more than the number, after so many seconds."""
+    await asyncio.sleep(job.input["seconds"])
+    return int(job.input["number"]) + 1
