@@ -30,6 +30,9 @@ func (s *Supervisor) connect(ctx context.Context) (wasHeard bool, err error) {
 		if end.saidGoodbye {
 			return end.wasHeard, nil
 		}
+		if end.refused != nil && s.fallBack(*end.refused) {
+			continue
+		}
 		if end.welcomed {
 			failures = 0
 			// Short heartbeats mean short leases: those held must be renewed before they run out.
@@ -54,6 +57,17 @@ func (s *Supervisor) connect(ctx context.Context) (wasHeard bool, err error) {
 	return false, nil
 }
 
+// fallBack tells whether another try, at once, may meet a scheduler that speaks these versions alone.
+func (s *Supervisor) fallBack(theirs Versions) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	version, isNew := s.config.Versions.fallBack(s.spoken, theirs)
+	if isNew {
+		s.spoken = version
+	}
+	return isNew
+}
+
 // oneSession dials anew, so that nothing of the last connection, such as its own backoff, is in the way.
 func (s *Supervisor) oneSession(ctx context.Context) (sessionEnd, time.Duration) {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -75,6 +89,9 @@ func (s *Supervisor) oneSession(ctx context.Context) (sessionEnd, time.Duration)
 	defer s.mu.Unlock()
 	s.session = nil
 	s.outbox.Rewind()
+	if end.welcomed {
+		s.spoken = s.config.Versions.Newest // the next session may be with a newer scheduler
+	}
 	if session.beats == nil {
 		return end, 0
 	}

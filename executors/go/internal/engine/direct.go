@@ -199,7 +199,9 @@ func (d *directSession) endAll() {
 }
 
 // refusal is the status of a call that is not served.
-func refusal(code, message string) error {
+func refusal(code, message string) error { return refusalWith(nil, code, message) }
+
+func refusalWith(metadata map[string]string, code, message string) error {
 	statuses := map[string]grpccodes.Code{
 		codes.UnsupportedKind:    grpccodes.Unimplemented,
 		codes.NoCapacity:         grpccodes.ResourceExhausted,
@@ -209,7 +211,7 @@ func refusal(code, message string) error {
 		codes.VersionUnsupported: grpccodes.FailedPrecondition,
 	}
 	answer := status.New(statuses[code], message)
-	if detailed, err := answer.WithDetails(&errdetails.ErrorInfo{Reason: code, Domain: "rara.v1"}); err == nil {
+	if detailed, err := answer.WithDetails(&errdetails.ErrorInfo{Reason: code, Domain: "rara.v1", Metadata: metadata}); err == nil {
 		answer = detailed
 	}
 	return answer.Err()

@@ -21,11 +21,9 @@ import (
 	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
 )
 
-// ProtocolVersion is the version of the contract that is spoken here.
-const ProtocolVersion = 1
-
 // Config is what an executor goes by. It was checked by whoever made it.
 type Config struct {
+	Versions    Versions // none: OurVersions
 	Scheduler   string
 	DialOptions []grpc.DialOption // credentials included
 

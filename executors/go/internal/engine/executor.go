@@ -33,7 +33,12 @@ type Executor struct {
 }
 
 // New is an executor that has not begun.
-func New(config Config) *Executor { return &Executor{config: config} }
+func New(config Config) *Executor {
+	if config.Versions == (Versions{}) {
+		config.Versions = OurVersions
+	}
+	return &Executor{config: config}
+}
 
 // CutShort says what a stop that is not waited for leaves behind: the process ends now.
 func (x *Executor) CutShort() {

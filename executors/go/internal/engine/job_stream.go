@@ -73,17 +73,17 @@ type directService struct {
 func (d *directService) GetCapabilities(
 	_ context.Context, request *rarav1.GetCapabilitiesRequest,
 ) (*rarav1.GetCapabilitiesResponse, error) {
-	if request.ProtocolVersion != ProtocolVersion {
-		return nil, refusal(codes.VersionUnsupported, fmt.Sprintf(
-			"protocol_version %d is not spoken here; %d is", request.ProtocolVersion, ProtocolVersion))
-	}
 	s := d.session.supervisor
+	if versions := s.config.Versions; !versions.has(request.ProtocolVersion) {
+		return nil, refusalWith(versions.metadata(), codes.VersionUnsupported, fmt.Sprintf(
+			"protocol_version %d is not spoken here; %d to %d are", request.ProtocolVersion, versions.Oldest, versions.Newest))
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d.session.polledAt, d.session.wasPolled = leaseclock.Now(), true
 	s.connected()
 	return &rarav1.GetCapabilitiesResponse{
-		Hello: s.hello(), FreeSlots: int32(s.slots.Free()), Draining: s.slots.Draining}, nil
+		Hello: s.hello(request.ProtocolVersion), FreeSlots: int32(s.slots.Free()), Draining: s.slots.Draining}, nil
 }
 
 func (d *directService) Cancel(_ context.Context, request *rarav1.CancelRequest) (*rarav1.CancelResponse, error) {

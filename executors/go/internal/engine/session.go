@@ -44,6 +44,7 @@ type sessionEnd struct {
 	welcomed    bool
 	wentAway    *rarav1.GoAway // the scheduler's
 	saidGoodbye bool           // ours
+	refused     *Versions      // what a scheduler speaks that refused ours
 	wasHeard    bool           // it was: the scheduler has then ended the call in order
 }
 
@@ -120,7 +121,11 @@ func (c *session) isReady(now time.Duration) bool { return c.beats != nil && c.b
 // run holds the session until it ends, however it ends. cancel ends the call. Called without the mutex.
 func (c *session) run(ctx context.Context, cancel context.CancelCauseFunc) sessionEnd {
 	if err := c.open(cancel); err != nil {
-		return c.end(c.reasonOf(ctx, err), false)
+		end := c.end(c.reasonOf(ctx, err), false)
+		if versions, ok := versionsOf(err); ok {
+			end.refused = &versions
+		}
+		return end
 	}
 	var group sync.WaitGroup
 	read, written := make(chan error, 1), make(chan error, 1)
@@ -152,7 +157,7 @@ func (c *session) open(cancel context.CancelCauseFunc) error {
 	defer timer.Stop()
 	s := c.supervisor
 	var hello *rarav1.Hello
-	s.locked(func() { hello = s.hello() })
+	s.locked(func() { hello = s.hello(s.spoken) })
 	// A failed Send tells less than the Recv that follows.
 	_ = c.stream.Send(&rarav1.ConnectRequest{Frame: &rarav1.ConnectRequest_Hello{Hello: hello}})
 	frame, err := c.stream.Recv()

@@ -10,9 +10,9 @@ import (
 // What a session begins with, and what the scheduler says in it, turned into what the supervisor does. All of it is
 // called with the mutex.
 
-func (s *Supervisor) hello() *rarav1.Hello {
+func (s *Supervisor) hello(version uint32) *rarav1.Hello {
 	hello := &rarav1.Hello{
-		ProtocolVersion: ProtocolVersion,
+		ProtocolVersion: version,
 		ExecutorId:      s.config.ExecutorID,
 		ExecutorName:    s.config.ExecutorName,
 		ExecutorKind:    s.config.ExecutorKind,

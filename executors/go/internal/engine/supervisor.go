@@ -44,6 +44,7 @@ type Supervisor struct {
 	slots           *slots.Slots
 	outbox          *outbox.Outbox
 	session         link          // nil: there is none
+	spoken          uint32        // the version that the next Hello says
 	tally           *tally        // of a drain that is under way; nil: there is none
 	changed         chan struct{} // closed at the next change
 	leaked          int           // handlers that ignore their context
@@ -58,6 +59,7 @@ func newSupervisor(ctx context.Context, config Config, store *artifactStore, scr
 		events:          &events{redactor: config.Redactor, id: config.ExecutorID, name: config.ExecutorName},
 		store:           store,
 		scratch:         scratch,
+		spoken:          config.Versions.Newest,
 		base:            ctx,
 		jobs:            map[int64]*Job{},
 		operations:      map[[2]string]*Operation{},
