@@ -49,7 +49,7 @@ load: $(VENV)/.dev ## a load on a running Rara, or on one of its own; ARGS="--st
 conformance: $(VENV)/.dev ## play the contract against our executors, both ways
 	@scripts/conformance.sh
 
-check: $(VENV)/.dev ## style, types, generated code, contract, migrations
+check: $(VENV)/.dev ## style, types, generated code, contract, migrations, known vulnerabilities
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
 	$(RUN)/mypy
@@ -57,6 +57,7 @@ check: $(VENV)/.dev ## style, types, generated code, contract, migrations
 	scripts/check-sql.sh
 	@if command -v go >/dev/null; then scripts/check-go.sh; \
 	else echo "left out: go vet, gofmt, staticcheck: there is no \`go\` on the PATH"; fi
+	@scripts/audit.sh
 
 proto: $(VENV)/.dev ## generate gen/python and gen/go from api/proto
 	scripts/proto.sh

@@ -519,8 +519,8 @@ def test_ten_thousand_steps_are_parsed_and_hashed_fast() -> None:
         if n:
             step.depends_on.append(f"s{n - 1}")
             step.input_template.data = b'{"up": {"$ref": "/steps/s%d/output"}}' % (n - 1)
-    began = time.perf_counter()
+    began = time.thread_time()
     spec = parse(message)
     content_sha256(message)
-    assert time.perf_counter() - began < 5  # 0.6 s on two shared cores; the bound catches what is not linear
+    assert time.thread_time() - began < 5  # 0.6 s of computing; the bound catches what is not linear
     assert len(spec.downstream(["s5000"])) == 5000
