@@ -400,6 +400,30 @@ async def test_why_says_the_obstacles_in_words(server: ScriptedServer) -> None:
     assert over.lines[1] == "It has ended, so nothing can be in its way."
 
 
+async def test_an_executor_is_drained_by_its_name_or_id(server: ScriptedServer) -> None:
+    (known,) = server.workflow.executors
+    asked = await rara("executor", "drain", known.executor_name, server=server.address)
+    assert (asked.code, f"drain executor {known.executor_id}" in asked.err) == (2, True)
+    for text in (known.executor_name, known.executor_id, known.executor_id[:2]):
+        done = await rara("executor", "drain", text, "-y", "--within", "10m", server=server.address)
+        assert done.code == 0, done.err
+        request = server.script.requests("DrainExecutor")[-1]
+        assert (request.executor_id, request.finish_within.seconds) == (known.executor_id, 600)
+    unbound = await rara("executor", "drain", known.executor_id, "-y", server=server.address)
+    assert unbound.code == 0
+    assert not server.script.requests("DrainExecutor")[-1].HasField("finish_within")
+    server.workflow.executors.append(
+        workflow_pb2.Executor(executor_id="e-2", executor_name=known.executor_name, state=known.state)
+    )
+    for text, code, said in (
+        (known.executor_name, 2, "AMBIGUOUS_NAME"),
+        ("e-", 2, "AMBIGUOUS_ID"),
+        ("nobody", 3, "EXECUTOR_NOT_FOUND"),
+    ):
+        refused = await rara("executor", "drain", text, "-y", server=server.address)
+        assert (refused.code, said in refused.err) == (code, True), refused.err
+
+
 async def test_executors_and_what_they_offer(server: ScriptedServer) -> None:
     result = await rara("executor", "list", server=server.address)
     assert result.lines[1].split() == ["exec-2", "connected", "1", "3", "index.build", "1.2.0", "1.3.0"]

@@ -95,6 +95,30 @@ async def step_named(client: Client, run_id: str, name: str) -> workflow_pb2.Ste
     )
 
 
+async def find_executor(client: Client, text: str) -> str:
+    """The id of an executor: whole, by a unique beginning, or by the name of one that is not gone."""
+    wanted = text.strip()
+    if _WHOLE_ID.fullmatch(wanted.lower()):
+        return wanted.lower()
+    executors = await take(client.list_executors(page_size=_PAGE), _LOOK_AT)
+    gone = workflow_pb2.EXECUTOR_STATE_LOST
+    named = [one for one in executors if one.executor_name == wanted and one.state != gone]
+    if len(named) == 1:
+        return named[0].executor_id
+    if named:
+        ids = ", ".join(one.executor_id for one in named[:3])
+        raise CommandError(
+            Exit.USAGE,
+            "AMBIGUOUS_NAME",
+            f"{len(named)} executors are called {wanted!r}: {ids}",
+            "name one by its id",
+        )
+    found = _only(
+        wanted.lower(), executors, lambda item: item.executor_id, "executor", "rara executor list -o wide"
+    )
+    return found.executor_id
+
+
 def _only(beginning: str, items: list[T], id_of: Callable[[T], str], noun: str, advice: str) -> T:
     found = [item for item in items if id_of(item).startswith(beginning)] if beginning else []
     if not found:

@@ -1,15 +1,17 @@
 """`rara executor`: who is there to run steps."""
 
+from datetime import timedelta
+
 import click
 
-from rara_cli.options import Group, pass_session
+from rara_cli.options import Group, Seconds, pass_session
 from rara_cli.session import Session
 from rara_cli.statewords import EXECUTOR_STATES
 
 
 @click.group(cls=Group)
 def executor() -> None:
-    """See the executors."""
+    """See the executors, and take one out."""
 
 
 @executor.command("list")
@@ -40,6 +42,29 @@ async def list_executors(session: Session, kind: str, states: tuple[str, ...], l
             limit,
         )
     show_executors(session, found)
+
+
+@executor.command()
+@click.argument("executor_texts", metavar="EXECUTOR...", nargs=-1, required=True)
+@click.option(
+    "--within", type=Seconds(), help="After that, what still runs is handed back.  [default: no limit]"
+)
+@pass_session
+async def drain(session: Session, executor_texts: tuple[str, ...], within: float | None) -> None:
+    """Give executors no new job; each finishes what it runs, and ends. EXECUTOR is an id or a name."""
+    from rara_cli.ask import confirm
+    from rara_cli.executors import show_executors
+    from rara_cli.lookup import find_executor
+
+    async with session.connect() as client:
+        ids = [await find_executor(client, text) for text in executor_texts]
+        confirm(session, f"drain executor {ids[0]}" if len(ids) == 1 else f"drain {len(ids)} executors")
+        finish_within = None if within is None else timedelta(seconds=within)
+        drained = [
+            await client.drain_executor(executor_id, finish_within=finish_within, timeout_s=session.timeout_s)
+            for executor_id in ids
+        ]
+    show_executors(session, drained)
 
 
 @executor.command("verify")
