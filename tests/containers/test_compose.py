@@ -15,12 +15,14 @@ from rara_executor.settings import Settings as ExecutorSettings
 from rara_scheduler.settings import Settings as SchedulerSettings
 from support.compose import ROOT, ComposeProject, Container, docker, project
 from support.stopping import STEPS, counts, ended_run, lines, started_run, until
+from support.transcripts import differences, typed
 
 pytestmark = [pytest.mark.needs("containers")]
 
 STOP_S = {
     "scheduler": SchedulerSettings.model_fields["stop_s"].default,
     "python-executor": ExecutorSettings.model_fields["executor_stop_s"].default,
+    "go-executor": ExecutorSettings.model_fields["executor_stop_s"].default,
 }
 # What a busy machine adds; the compose file grants more.
 BUSY_S = 5.0
@@ -61,33 +63,42 @@ async def event_at(system: ComposeProject, service: str, name: str) -> datetime:
     return datetime.fromisoformat(found[-1])
 
 
-def documented(beginning: str) -> list[list[str]]:
-    """Arguments to `docker compose` of the commands in the how-to that begin so, in their order."""
-    prefix = f"docker compose -f deploy/docker-compose.yml {beginning}"
-    text = (ROOT / "docs" / "how-to" / "run-with-compose.md").read_text()
-    return [shlex.split(line)[4:] for line in text.splitlines() if line.startswith(prefix)]
-
-
-async def test_the_example_runs_with_the_commands_of_the_how_to(system: ComposeProject) -> None:
-    started, shown, report, executors = [
-        await system.compose(*command) for command in documented("run --rm cli") if "STEP" not in command
+async def test_the_example_runs_in_both_languages_and_shows_what_the_how_to_shows(
+    system: ComposeProject,
+) -> None:
+    page = (ROOT / "docs" / "how-to" / "run-with-compose.md").read_text()
+    transcript = list(typed(page))
+    for one in transcript:
+        printed = await system.compose(*shlex.split(one.command)[4:])
+        assert not (difference := differences(one.shown, printed)), f"{one.command}\n{difference}"
+    assert [" ".join(shlex.split(one.command)[7:10]) for one in transcript[:2]] == [
+        "rara run start",
+        "rara step get",
     ]
-    assert " succeeded in " in started.splitlines()[-1]
-    assert "succeeded" in shown
-    assert report.startswith("# Which settings find most")
-    assert "index.adapt" in executors
+    async with client_of(system) as client:
+        runs = [run async for run in client.list_runs(definition="knowledge-pipeline-go")]
+        steps = [step async for step in client.list_step_runs(runs[0].workflow_run_id)]
+        ran_in = [(await client.get_step_run(step.step_run_id)).attempts[-1].handler for step in steps]
+    assert {step.step_name: ran.executor_kind for step, ran in zip(steps, ran_in, strict=True)} == {
+        "collect": "python",
+        "clean": "go",
+        "index": "python",
+        "evaluate": "python",
+        "adapt": "python",
+    }
 
 
 async def test_the_services_run_with_little_power_and_are_reached_from_this_machine_alone(
     system: ComposeProject,
 ) -> None:
-    for service in ("scheduler", "python-executor"):
+    for service in STOP_S:
         container = await only(system, service)
         (shown,) = json.loads(await docker("inspect", container.id))
         host = shown["HostConfig"]
         assert (host["ReadonlyRootfs"], host["CapDrop"], host["Privileged"]) == (True, ["ALL"], False)
         assert host["SecurityOpt"] == ["no-new-privileges:true"]
-        assert await docker("exec", container.id, "id", "-u") == "10001\n"
+        _, *processes = (await docker("top", container.id, "-eo", "pid,uid")).splitlines()
+        assert {process.split()[1] for process in processes} == {"10001"}
         for bindings in (host["PortBindings"] or {}).values():
             assert {binding["HostIp"] for binding in bindings} == {"127.0.0.1"}
         networks = {name.removeprefix(f"{system.name}_") for name in shown["NetworkSettings"]["Networks"]}
@@ -98,8 +109,9 @@ async def test_the_services_run_with_little_power_and_are_reached_from_this_mach
 async def test_a_stop_reaches_the_services_and_what_ran_goes_on_after_up(system: ComposeProject) -> None:
     async with client_of(system) as client:
         run_id = await started_run(client, system.work, "stop")
-    await system.compose("stop", "scheduler", "python-executor")
-    for service, prefix in (("scheduler", "scheduler"), ("python-executor", "executor")):
+    await system.compose("stop", *STOP_S)
+    for service in STOP_S:
+        prefix = service.rpartition("-")[2]
         container = await only(system, service)
         assert not container.is_running
         assert container.exit_code == 0

@@ -1,6 +1,7 @@
 """Two schedulers and two executors of the compose file while they are killed, paused, cut off and restarted."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -120,11 +121,13 @@ async def kill_database(system: ComposeProject, victim: Container) -> None:
 async def until_sessions(system: ComposeProject) -> None:
     """Wait until every executor has a session again, and takes jobs."""
     async with Client.connect(await system.address()) as client, asyncio.timeout(TAKEN_OVER_S):
-        while True:
-            found = [one async for one in client.list_executors() if one.free_credit]
-            if len(found) == 2:
-                return
+        while await takers_of(client) != {"python": 2, "go": 1}:
             await asyncio.sleep(0.2)
+
+
+async def takers_of(client: Client) -> Counter[str]:
+    """How many executors would take a job, by language."""
+    return Counter([one.executor_kind async for one in client.list_executors() if one.free_credit])
 
 
 async def until_another_attempt(system: ComposeProject) -> None:
@@ -173,10 +176,11 @@ async def test_what_runs_does_not_notice_a_lost_scheduler_or_database(
 
 async def test_a_rolling_restart_of_all_parts_spends_no_attempt(system: ComposeProject) -> None:
     async def restart_all(system: ComposeProject, victim: Container) -> None:
-        for service in ("scheduler", "python-executor"):
-            for container in await system.containers(service):
+        for service in ("scheduler", "python-executor", "go-executor"):
+            found = await system.containers(service)
+            for container in found:
                 await docker("restart", container.id)
-                await system.until_healthy(service, 2)
+                await system.until_healthy(service, len(found))
 
     steps = await survived(system, restart_all)
     assert [step.failures for step in steps.values()] == [0] * len(STEPS)
@@ -187,10 +191,7 @@ async def test_a_rolling_restart_of_all_parts_spends_no_attempt(system: ComposeP
 async def test_containers_that_are_added_take_part(system: ComposeProject) -> None:
     await system.up("--no-deps", "--no-recreate", "--scale", "python-executor=3", "python-executor")
     async with Client.connect(await system.address()) as client, asyncio.timeout(30):
-        while True:
-            ready = [one async for one in client.list_executors() if one.free_credit]
-            if len({one.executor_name for one in ready}) >= 3:
-                break
+        while (await takers_of(client))["python"] < 3:
             await asyncio.sleep(0.2)
     *_, third = await system.containers("python-executor")
     await docker("rm", "-f", "-v", third.id)  # compose would scale down as well, and leave its volume

@@ -1,4 +1,8 @@
-"""The shipped compose file as a project of a test's own: built, started, stopped, and gone when the test is over."""
+"""The shipped compose file as a project of a test's own: built, started, stopped, and gone when the test is over.
+
+By Docker's own command: what stands in the documents is typed, and several projects run beside each other, for which
+testcontainers has no name to give.
+"""
 
 import asyncio
 import contextlib
@@ -6,7 +10,7 @@ import json
 import os
 import uuid
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -96,14 +100,23 @@ class ComposeProject:
 
 
 async def docker(*arguments: str) -> str:
-    """Standard output and standard error of a command that must succeed."""
+    """Standard output of a command that must succeed; of `logs`, standard error, too."""
+    return await _done(["docker", *arguments], is_log=arguments[0] == "logs")
+
+
+async def typed(line: str, project: str, env: Mapping[str, str] | None = None) -> str:
+    """What a line prints that is typed into a shell in this repository, for the compose project."""
+    return await _done(["sh", "-c", line], {"COMPOSE_PROJECT_NAME": project, **(env or {})})
+
+
+async def _done(command: Sequence[str], env: Mapping[str, str] | None = None, *, is_log: bool = False) -> str:
     process = await asyncio.create_subprocess_exec(
-        "docker",
-        *arguments,
+        *command,
+        cwd=ROOT,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT if arguments[0] == "logs" else asyncio.subprocess.PIPE,
-        env={**os.environ, "RARA_TAG": TAG, "RARA_PORTS": ""},
+        stderr=asyncio.subprocess.STDOUT if is_log else asyncio.subprocess.PIPE,
+        env={**os.environ, "RARA_TAG": TAG, "RARA_PORTS": "", **(env or {})},
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -114,7 +127,7 @@ async def docker(*arguments: str) -> str:
             await process.wait()
     if process.returncode != 0:
         said = "\n".join(part.decode(errors="replace") for part in (out, err) if part)
-        raise AssertionError(f"docker {' '.join(arguments)}: exit {process.returncode}\n{said[-6000:]}")
+        raise AssertionError(f"{' '.join(command)}: exit {process.returncode}\n{said[-6000:]}")
     return out.decode(errors="replace")
 
 
