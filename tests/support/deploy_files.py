@@ -84,7 +84,11 @@ def our_services() -> dict[str, dict[str, Any]]:
 
 
 def long_running_services() -> dict[str, dict[str, Any]]:
-    return {name: service for name, service in our_services().items() if service.get("restart") == "unless-stopped"}
+    return {
+        name: service
+        for name, service in our_services().items()
+        if service.get("restart") == "unless-stopped"
+    }
 
 
 def image_of(service: dict[str, Any]) -> Image:
