@@ -16,6 +16,7 @@ from rara.v1 import common_pb2, job_pb2, workflow_pb2, workflow_pb2_grpc
 from rara_testing.processes import Processes
 from support import faulty
 from support.api_errors import refusal
+from support.otlp_receiver import OtlpReceiver
 from support.planted_secrets import everything_stored
 from support.running_executor import running
 from support.running_scheduler import RunningScheduler, running_scheduler
@@ -196,16 +197,21 @@ FORMS = {
 
 
 @pytest.mark.case("PAY-4")
-async def test_no_secret_gets_into_the_database_or_any_log(database_url: str, tmp_path: Path) -> None:
+async def test_no_secret_gets_into_the_database_any_log_trace_or_metric(
+    database_url: str, tmp_path: Path
+) -> None:
     logs = tmp_path / "logs"
     async with (
+        OtlpReceiver() as receiver,
         Processes(logs) as processes,
-        spawned_scheduler(processes, database_url, tmp_path, log_level="debug") as scheduler,
+        spawned_scheduler(
+            processes, database_url, tmp_path, env=receiver.env, log_level="debug"
+        ) as scheduler,
     ):
         world = scheduler.world
         executor = await spawn_executor(
             processes, scheduler.address, tmp_path, module=MODULE,
-            env={"LEAKY_KEY": SECRET, "RARA_LOG_LEVEL": "debug"},
+            env={"LEAKY_KEY": SECRET, "RARA_LOG_LEVEL": "debug"} | receiver.env,
         )  # fmt: skip
         secrets = {"key": common_pb2.SecretRef(provider="env", name="LEAKY_KEY")}
         two = workflow_pb2.RetryPolicy(max_attempts=2)
@@ -232,11 +238,12 @@ async def test_no_secret_gets_into_the_database_or_any_log(database_url: str, tm
         assert await executor.stop() == 0
         said = b"".join(path.read_bytes() for path in logs.iterdir()) + "\n".join(executor.lines).encode()
         assert b"last words" in said
+        assert "process faulty.leaks" in {span.name for span in receiver.spans}
         assert b"cannot reach https" in said
     found = {
         (name, where)
         for name, form in FORMS.items()
-        for where, text in (("database", kept), ("logs", said))
+        for where, text in (("database", kept), ("logs", said), ("telemetry", receiver.received))
         if form.encode() in text
     }
     assert found == set()

@@ -42,6 +42,7 @@ class OtlpReceiver(
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
         self.metrics: set[str] = set()
+        self.received = bytearray()  # every request, as it came
         self._server = grpc.aio.server()
         # Generated without types.
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
@@ -54,6 +55,15 @@ class OtlpReceiver(
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def env(self) -> dict[str, str]:
+        """For a process that is to send spans and metrics here, soon."""
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.endpoint,
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "OTEL_METRIC_EXPORT_INTERVAL": "300",
+        }
+
     async def __aenter__(self) -> Self:
         await self._server.start()
         return self
@@ -64,6 +74,7 @@ class OtlpReceiver(
         await self._server.stop(0)
 
     async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - both services call it so
+        self.received += request.SerializeToString()
         if isinstance(request, trace_service_pb2.ExportTraceServiceRequest):
             for of_resource in request.resource_spans:
                 service = _values(of_resource.resource.attributes).get("service.name", "")

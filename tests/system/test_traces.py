@@ -28,9 +28,8 @@ OF_AN_ATTEMPT = {"lease", "dispatch", "commit"}
 @pytest_asyncio.fixture
 async def receiver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OtlpReceiver]:
     async with OtlpReceiver() as receiver:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "300")
+        for name, value in receiver.env.items():
+            monkeypatch.setenv(name, value)
         yield receiver
 
 

@@ -1,4 +1,4 @@
-"""A raw secret of each kind is planted wherever text comes in; afterwards it is in no table and no log."""
+"""A raw secret of each kind is planted wherever text comes in; afterwards it is in no table, log, trace or metric."""
 
 import base64
 import hashlib
@@ -15,6 +15,7 @@ from rara_testing.job_events import accepted, cancelled, effect, failed, progres
 from rara_testing.processes import Processes
 from rara_testing.scripted_executor import ScriptedExecutor
 from support.go_executor import spawn_go_executor
+from support.otlp_receiver import OtlpReceiver
 from support.planted_secrets import SAMPLES, everything_stored
 from support.running_scheduler import KIND, RunningScheduler
 from support.spawned_scheduler import spawned_scheduler
@@ -121,11 +122,14 @@ async def plant_in_events(world: RunningScheduler, executor: ScriptedExecutor, s
         assert await world.until_run(run_id, "succeeded", "failed", "cancelled") == ending
 
 
-async def test_no_planted_secret_is_in_a_table_or_a_log(database_url: str, tmp_path: Path) -> None:
+async def test_no_planted_secret_is_in_a_table_log_trace_or_metric(database_url: str, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     async with (
+        OtlpReceiver() as receiver,
         Processes(logs) as processes,
-        spawned_scheduler(processes, database_url, tmp_path, log_level="debug") as scheduler,
+        spawned_scheduler(
+            processes, database_url, tmp_path, env=receiver.env, log_level="debug"
+        ) as scheduler,
     ):
         world = scheduler.world
         await world.define("one", {"a": {"kind": KIND}})
@@ -142,12 +146,16 @@ async def test_no_planted_secret_is_in_a_table_or_a_log(database_url: str, tmp_p
         kept = await everything_stored(world.raw)
         for rule in SAMPLES.keys() - {"url_with_password"}:  # or nothing was looked at
             assert kept.count(f"[redacted {rule}]".encode()) >= 10, rule
+        assert scheduler.process is not None
+        assert await scheduler.process.stop() == 0  # and sends what it has
+        assert {"commit", "dispatch"} <= {span.name for span in receiver.spans}
+        assert receiver.metrics
     said = b"".join(path.read_bytes() for path in logs.rglob("*") if path.is_file())
     assert b"session.opened" in said
     found = {
         (rule, where)
         for rule, core in CORES.items()
-        for where, text in (("database", kept), ("logs", said))
+        for where, text in (("database", kept), ("logs", said), ("telemetry", receiver.received))
         if core.encode() in text
     }
     assert found == set()
@@ -155,22 +163,25 @@ async def test_no_planted_secret_is_in_a_table_or_a_log(database_url: str, tmp_p
 
 @pytest.mark.needs("go")
 @pytest.mark.parametrize("provider", ["env", "file"])
-async def test_a_go_handlers_secret_is_in_no_table_and_no_log(
+async def test_a_go_handlers_secret_is_in_no_table_log_trace_or_metric(
     database_url: str, tmp_path: Path, provider: str
 ) -> None:
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "LEAKY").write_text(f"{RESOLVED}\n")
     logs = tmp_path / "logs"
     async with (
+        OtlpReceiver() as receiver,
         Processes(logs) as processes,
-        spawned_scheduler(processes, database_url, tmp_path, log_level="debug") as scheduler,
+        spawned_scheduler(
+            processes, database_url, tmp_path, env=receiver.env, log_level="debug"
+        ) as scheduler,
     ):
         world = scheduler.world
-        await spawn_go_executor(
+        executor = await spawn_go_executor(
             processes,
             world.address,
             tmp_path,
-            env={"LEAKY": RESOLVED, "RARA_LOG_LEVEL": "debug"},
+            env={"LEAKY": RESOLVED, "RARA_LOG_LEVEL": "debug"} | receiver.env,
             secrets_dir=tmp_path / "secrets",
         )
         reference = common_pb2.SecretRef(provider=provider, name="LEAKY")
@@ -179,9 +190,12 @@ async def test_a_go_handlers_secret_is_in_no_table_and_no_log(
         assert await world.until_run(run_id, "succeeded", "failed") == "failed"
         assert await world.steps(run_id) == {"a": ("terminal_failed", "TOOL_FAILED")}
         kept = await everything_stored(world.raw)
+        assert await executor.stop() == 0  # and sends what it has
+        assert "process probe.fail" in {span.name for span in receiver.spans}
     assert b"@host/?key=***" in kept
     said = b"".join(path.read_bytes() for path in logs.rglob("*") if path.is_file())
     assert b'"secret":"***"' in said
     for form in (RESOLVED, quote_plus(RESOLVED), base64.b64encode(RESOLVED.encode()).decode()):
         assert form.encode() not in kept
         assert form.encode() not in said
+        assert form.encode() not in receiver.received
