@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from rara_bench import machine, report, rounds
 from rara_bench.arm import Arm, Bench
-from rara_bench.arms import ARMS
+from rara_bench.arms import ARMS, peer_settings
 from rara_bench.bars import BARS, exit_code, judge, selected
 from rara_bench.options import Options
 from rara_bench.server import Server, ServerFailed, choose_binaries
@@ -43,7 +43,7 @@ async def _run(options: Options, folder: Path, arms: list[Arm], facts: dict[str,
     async with AsyncExitStack() as stack:
         server = Server(folder / "postgres", choose_binaries(options.postgres))
         await stack.enter_async_context(server)
-        facts["postgres"] = await _postgres(server)
+        facts["settings"]["postgres"] = await _postgres(server)
         return await rounds.run(Bench(options, folder, server, stack), arms)
 
 
@@ -115,6 +115,7 @@ def _measure(options: Options, arms: list[Arm], place: Path | None) -> tuple[dic
             "machine": machine.facts(folder),
             "versions": machine.versions(),
             "options": options.record(),
+            "settings": {"product": options.product, "peers": peer_settings()},
             "arms": {arm.name: arm.what for arm in arms},
         }
         began = time.monotonic()

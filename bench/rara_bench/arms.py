@@ -56,6 +56,11 @@ async def _latency_pgqueuer(bench: Bench) -> Figures:
     return await peers.latency(bench, "pgqueuer")
 
 
+def peer_settings() -> dict[str, str]:
+    """What was chosen for each."""
+    return {name: peer(name).settings for name in NAMES} | {"river": river.SETTINGS}
+
+
 _IN_PROCESS: Final = Shape(command=(sys.executable, "-m", "rara_bench.in_process"))
 _DRAIN: Final = Arm("drain", partial(_drain, name="drain"), "no-op steps in runs of 10, as delivered")
 

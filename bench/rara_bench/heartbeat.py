@@ -59,12 +59,15 @@ async def _run(executor: ScriptedExecutor, address: str, count: int) -> list[int
 
 
 async def _beat(executors: list[ScriptedExecutor], tokens: list[list[int]]) -> None:
-    """One heartbeat of each, all at once; returns when all are answered."""
+    """One heartbeat of each, all at once; returns when all leases are renewed."""
     numbers = [await one.heartbeat(held) for one, held in zip(executors, tokens, strict=True)]
     for one, number in zip(executors, numbers, strict=True):
-        answer = await one.expect("heartbeat_ack", timeout_s=_SILENCE_S)
-        if answer.number != number or answer.lost_lease_tokens:
-            raise RuntimeError(f"beat {number}: answer {answer.number}, {len(answer.lost_lease_tokens)} lost")
+        renewed = 0
+        while renewed < number:
+            answer = await one.expect("heartbeat_ack", timeout_s=_SILENCE_S)
+            renewed = answer.renewed
+            if answer.lost_lease_tokens:
+                raise RuntimeError(f"beat {number} lost {len(answer.lost_lease_tokens)} leases")
 
 
 async def _running(product: Product) -> int:

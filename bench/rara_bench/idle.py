@@ -13,8 +13,8 @@ from rara_bench.server import Server, ServerFailed
 
 EXECUTORS: Final = 10
 SLOTS: Final = 4
-WINDOW_S: Final = 20.0
-_SETTLE_S: Final = 5.0
+WINDOW_S: Final = 15.0
+_SETTLE_S: Final = 3.0
 _KEY: Final = "server that counts statements"
 _SETTINGS: Final = {"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track": "all"}
 _CALLS: Final = """

@@ -80,11 +80,10 @@ class Product:
             "RARA_SCHEDULER": self.addresses[number % len(self.addresses)],
             "RARA_EXECUTOR_NAME": f"bench-{number}",
             "RARA_EXECUTOR_MODULES": "rara_bench.operations",  # means nothing to Go
-            "RARA_EXECUTOR_SLOTS": str(max(1, options.slots // self.shape.executors)),
-            "RARA_EXECUTOR_JOBS_PER_RUNNER": str(options.jobs_per_runner),
             "RARA_EXECUTOR_DIR": str(self.bench.folder / "executors" / f"{self.database}-{number}"),
-            "RARA_EXECUTOR_UVLOOP": str(options.uvloop).lower(),
             **_common(self.shape),
+            **options.product,
+            "RARA_EXECUTOR_SLOTS": str(max(1, options.slots // self.shape.executors)),
         }
         return await self.processes.start(
             "executor", list(self.shape.command), env=env, ready=_CONNECTED, ready_s=START_S
@@ -166,8 +165,8 @@ async def running(
                 "RARA_DATABASE_URL": server.dsn(database),
                 "RARA_LISTEN": "127.0.0.1:0",
                 "RARA_BLOB_STORE": f"file://{bench.folder / 'blobs' / database}",
-                "RARA_UVLOOP": str(bench.options.uvloop).lower(),
                 **_common(shape),
+                **bench.options.product,
             }
             one = await processes.start("scheduler", [sys.executable, "-m", "rara_scheduler"], env=env)
             addresses.append((await one.expect_line(_LISTENS, START_S))["address"])
@@ -204,4 +203,4 @@ async def drain(bench: Bench, name: str, shape: Shape, *, server: Server | None 
 
 def _common(shape: Shape) -> dict[str, str]:
     path = os.pathsep.join(filter(None, (_PACKAGES, os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, "RARA_LOG_LEVEL": "warning", **shape.environment}
+    return {"PYTHONPATH": path, **shape.environment}

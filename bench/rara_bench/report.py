@@ -90,7 +90,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _circumstances(result: Mapping[str, Any]) -> str:
-    machine, versions, postgres = result["machine"], result["versions"], result["postgres"]
+    machine, versions, postgres = result["machine"], result["versions"], result["settings"]["postgres"]
     parts = [
         result["began"],
         f"{machine['cores']} cores ({machine['processor']})",

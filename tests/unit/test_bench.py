@@ -228,7 +228,7 @@ def facts() -> dict[str, Any]:
         "took_s": 60,
         "machine": {"cores": 2, "processor": "one", "system": "Linux", "filesystem": "ext4"},
         "versions": {"python": "3.13.0"},
-        "postgres": {"version": "15.18"},
+        "settings": {"postgres": {"version": "15.18"}},
         "options": Options().record(),
         "arms": {arm.name: arm.what for arm in ARMS},
     }

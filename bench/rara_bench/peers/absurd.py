@@ -12,7 +12,7 @@ from rara_bench.peers.peer import OnStart
 class Absurd:
     name = "absurd"
     settings = "one process, AsyncAbsurd, one connection, concurrency and batch 100, poll 0.25 s, uvloop"
-    jobs = 5000
+    jobs = 4000
     concurrency = 100
     remaining = (
         "select count(*) from absurd.t_default where state not in ('completed', 'failed', 'cancelled')"

@@ -9,7 +9,7 @@ from rara_bench.peers.peer import OnStart
 class Oban:
     name = "oban"
     settings = "one process, queue limit 100, pool of 2 to 10, PostgreSQL notifier, uvloop"
-    jobs = 20_000
+    jobs = 10_000
     concurrency = 100
     remaining = "select count(*) from oban_jobs where state <> 'completed'"
     uvloop = True
