@@ -33,14 +33,15 @@ def ratio(samples: Sequence[Sample], above: tuple[str, str], below: tuple[str, s
 
     An arm that is measured twice a round counts where it stands nearer in time, since the machine drifts.
     """
+    uppers = [sample for sample in samples if sample.arm == above[0]]
+    lowers = [sample for sample in samples if sample.arm == below[0] and sample.figures.get(below[1])]
     found = []
-    for number in sorted({sample.round for sample in samples}):
+    for number in sorted({sample.round for sample in uppers}):
         pairs = [
             (abs(a.at - b.at), a.figures[above[1]] / b.figures[below[1]])
-            for a in samples
-            for b in samples
-            if b.figures.get(below[1])
-            if (a.round, a.arm) == (number, above[0]) and (b.round, b.arm) == (number, below[0])
+            for a in uppers
+            for b in lowers
+            if a.round == b.round == number
         ]
         if pairs:
             found.append(min(pairs)[1])
