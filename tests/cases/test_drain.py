@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from rara_testing.ports import free_port
 from rara_testing.processes import Process, Processes
+from support.database_paths import frozen, sessions
 from support.drain_line import drained, events_of
 from support.go_executor import spawn_go_executor
 from support.running_executor import TESTS
@@ -108,6 +109,25 @@ async def test_what_nobody_could_be_told_is_lost_and_the_line_says_so(
         assert drained(executor) == (0, 0, 1, 1)
 
 
+async def test_a_stop_while_postgresql_stands_still_claims_nothing_that_is_not_stored(
+    database_url: str, tmp_path: Path, processes: Processes
+) -> None:
+    """Nobody had confirmed the result, which the scheduler stores when it can: the line is not too good."""
+    async with running_scheduler(database_url, tmp_path, **LONG_LEASE) as world:
+        executor = await spawn("python", processes, world.address, tmp_path, slots=1, stop_s=1)
+        await world.define("hold", {"a": {"kind": "timed.steady"}})
+        run_id = await world.start("hold", value={"file": str(tmp_path / "end")})
+        await until_running(world, 1)
+        with frozen(await sessions(world.raw, "rara-scheduler")):
+            executor.terminate()
+            await until(lambda: logged(executor, "executor.draining"), "begun drain")
+            (tmp_path / "end").touch()
+            assert await executor.wait(20) == 0
+            assert drained(executor) == (0, 0, 1, 1)
+        assert await world.until_run(run_id, "succeeded", "failed") == "succeeded"
+        assert await world.raw.fetchval("select failures from rara.result") == 0
+
+
 async def test_an_operators_drain_ends_with_the_line_too(
     database_url: str, tmp_path: Path, processes: Processes
 ) -> None:
@@ -170,12 +190,13 @@ async def test_a_drain_and_its_bound_reach_an_executor_of_another_scheduler(
 # ---------------------------------------------------------------- stops that are not waited for, or come early
 
 
+@LANGUAGES
 async def test_a_second_signal_says_what_it_leaves_behind(
-    database_url: str, tmp_path: Path, processes: Processes
+    database_url: str, tmp_path: Path, processes: Processes, language: str
 ) -> None:
     async with running_scheduler(database_url, tmp_path, **LONG_LEASE) as world:
-        executor = await spawn("python", processes, world.address, tmp_path, slots=1, stop_s=30)
-        await world.define("hold", {"a": {"kind": "timed.steady"}})
+        executor = await spawn(language, processes, world.address, tmp_path, slots=1, stop_s=30)
+        await world.define("hold", {"a": {"kind": KINDS[language][0]}})
         await world.start("hold", value={"file": str(tmp_path / "never")})
         await until_running(world, 1)
         executor.terminate()

@@ -14,7 +14,7 @@ from rara.v1 import workflow_pb2, workflow_pb2_grpc
 from rara_client import Client
 from rara_client.definitions import definition_from
 from rara_testing.fault_proxy import Direction, FaultProxy
-from rara_testing.job_events import accepted, progress, running
+from rara_testing.job_events import accepted, failed, progress, running
 from rara_testing.ports import free_port
 from rara_testing.processes import Process, Processes
 from rara_testing.scripted_executor import ScriptedExecutor
@@ -219,6 +219,27 @@ async def test_a_stop_ends_in_time_while_postgresql_stands_still(database_url: s
             assert drained(process) == (0, 1, 0, 0)
         # The lease is as it was: its executor goes on with the next scheduler.
         assert await raw.fetchval("select lease_token from rara.lease") == job.lease.lease_token
+
+
+@pytest.mark.case("STOP-1")
+async def test_what_has_arrived_is_committed_before_the_end_and_counted(
+    database_url: str, tmp_path: Path
+) -> None:
+    """PostgreSQL comes back within the stop."""
+    async with (
+        database(database_url) as raw,
+        busy_scheduler(database_url, tmp_path) as (process, _, executor),
+    ):
+        (job,) = [job for batch in executor.all("jobs") for job in batch.jobs]
+        with frozen(await sessions(raw, "rara-scheduler")):
+            await executor.events(failed(job.lease, 3))
+            await executor.heartbeat([job.lease.lease_token])
+            await executor.expect("heartbeat_ack")  # so what was sent before it has arrived, too
+            process.terminate()
+            await until(lambda: says(process, "scheduler.stopping"), "begun stop")
+        await executor.expect_ack(job.lease, 3)
+        assert await process.wait(STOP_S + EXIT_S) == 0
+        assert drained(process) == (1, 0, 0, 1)
 
 
 @pytest.mark.case("STOP-1")

@@ -312,4 +312,7 @@ func TestTheStopBoundHoldsWithoutAScheduler(t *testing.T) {
 	if took := time.Since(began); took > 3*time.Second {
 		t.Errorf("took %v", took)
 	}
+	if said := `"event":"drain.ended","finished":0,"handed_back":0,"lost":0,"spent":0,`; strings.Count(w.logs.String(), said) != 1 {
+		t.Errorf("said %s", w.logs.String())
+	}
 }
