@@ -14,6 +14,7 @@ from rara_chaos.databasefaults import DatabaseSide
 from rara_chaos.docker import Node, Project, docker
 from rara_chaos.executorfaults import nobody, one
 from rara_chaos.schedule import Fault, Kind
+from rara_chaos.stack import LEASE_S as LOCAL_LEASE_S
 
 KINDS: Final = (
     Kind.EXECUTOR_KILLED,
@@ -40,7 +41,7 @@ KINDS: Final = (
 CLOCK_FILE: Final = "/tmp/rara-chaos-clock"  # noqa: S108 - a tmpfs of the container's own
 _DISKS: Final = ("database", "blobs")
 _STARVED_CPUS = "0.1"
-_LONGER_LEASE = 1.5  # than the local stack's, which the schedule's holds are made for
+LEASE_S: Final = 5.0  # as chaos/compose.yml has it
 _READY_S = 120.0
 _LOOK_S = 0.3
 _AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
@@ -112,7 +113,7 @@ class ComposeFaults:
             case Kind.EXECUTOR_FROZEN_BRIEFLY:
                 await _frozen(executor, hold_s)
             case Kind.EXECUTOR_FROZEN_PAST_LEASE:
-                await _frozen(executor, hold_s * _LONGER_LEASE)
+                await _frozen(executor, hold_s * LEASE_S / LOCAL_LEASE_S)
             case Kind.EXECUTOR_CUT_OFF:
                 await _cut_off(executor, "default", hold_s)
             case Kind.SCHEDULER_KILLED:

@@ -11,7 +11,7 @@ import yaml
 from rara.v1 import workflow_pb2
 from rara_chaos import clock, disk
 from rara_chaos.answers import judge_answers
-from rara_chaos.composefaults import CLOCK_FILE
+from rara_chaos.composefaults import CLOCK_FILE, LEASE_S
 from rara_chaos.docker import in_bytes
 from rara_chaos.figures import Latency, latency
 from rara_chaos.ledger import What
@@ -174,7 +174,7 @@ def test_the_compose_files_of_chaos_are_about_what_is_delivered(monkeypatch: pyt
         assert name.removeprefix("RARA_").lower() in SchedulerSettings.model_fields
         monkeypatch.setenv(name, value)
     settings = SchedulerSettings(database_url="postgresql://rara@database/rara")
-    assert settings.lease_s == float(timed["RARA_LEASE_S"])
+    assert settings.lease_s == float(timed["RARA_LEASE_S"]) == LEASE_S
 
 
 def test_a_containers_clock_is_told_as_a_processs_is() -> None:
