@@ -2,7 +2,7 @@
 # Style and mistakes in the Go code: gofmt, go vet, staticcheck.
 set -eu
 cd "$(dirname "$0")/../executors/go"
-unformatted=$(gofmt -l .)
+unformatted=$(gofmt -l . ../../bench/river)
 if [ -n "$unformatted" ]; then
     echo "gofmt would change:" >&2
     echo "$unformatted" >&2

@@ -13,6 +13,7 @@ from rara_bench import (
     idle,
     latency,
     limit,
+    memory,
     open_loop,
     product,
     slow_disk,
@@ -101,4 +102,5 @@ ARMS: Final = (
     Arm("backlog_1m", partial(backlog.measure, steps=BACKLOG), "lease latency, 1,000,000 ready"),
     Arm("heartbeat", heartbeat.measure, "WAL of renewing 10,000 running steps"),
     Arm("idle", idle.measure, "statements of an idle scheduler with 10 executors"),
+    Arm("memory", partial(memory.measure, go_source=_GO), "an idle executor with all its processes"),
 )
