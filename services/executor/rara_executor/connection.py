@@ -71,6 +71,10 @@ class Connection:
             log.info("session.ended", reason=end.reason, welcomed=end.welcomed)
             if end.said_goodbye:
                 return end.was_heard
+            if end.welcomed:
+                self._events.spoken.session_ended()
+            elif end.versions is not None and self._events.spoken.refused(end.versions):
+                continue
             failures = 0 if end.welcomed else failures + 1
             wait_s = pause_s(failures, self._jitter(), self._longest_wait_s)
             if end.went_away is not None:

@@ -2,7 +2,7 @@
 """ExecutorService: the scheduler dials this executor, and each job has a stream of its own."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, Final
 
 import grpc
@@ -14,13 +14,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from rara.v1 import dispatch_pb2, executor_pb2, executor_pb2_grpc, job_pb2
 
+from rara_executor import protocol
 from rara_executor.codes import Code
 from rara_executor.door import Door
 from rara_executor.errors import ConfigurationError, ExecutorError
 from rara_executor.heartbeat import Heartbeats
 from rara_executor.lease_clock import lease_now
 from rara_executor.outbox import Outbox
-from rara_executor.session_side import PROTOCOL_VERSION, SessionSide
+from rara_executor.session_side import SessionSide
 from rara_executor.supervisor import DEFAULT_LEASE_S, Supervisor
 
 log = structlog.get_logger(__name__)
@@ -52,9 +53,10 @@ STATUS: Final = {
 class DirectRefused(ExecutorError):
     """A call is answered with this code instead of being served."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, metadata: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.metadata = metadata or {}
 
 
 class JobStream:
@@ -258,19 +260,21 @@ class DirectServicer(executor_pb2_grpc.ExecutorServiceServicer):
     async def GetCapabilities(
         self, request: executor_pb2.GetCapabilitiesRequest, context: Any
     ) -> executor_pb2.GetCapabilitiesResponse:
-        if request.protocol_version != PROTOCOL_VERSION:
+        if not protocol.is_spoken(request.protocol_version):
             await _abort(
                 context,
                 DirectRefused(
                     Code.PROTOCOL_VERSION_UNSUPPORTED,
-                    f"protocol_version {request.protocol_version} is not spoken here; {PROTOCOL_VERSION} is",
+                    f"protocol_version {request.protocol_version} is not spoken here; "
+                    f"{protocol.OLDEST} to {protocol.NEWEST} are",
+                    {"oldest": str(protocol.OLDEST), "newest": str(protocol.NEWEST)},
                 ),
             )
         self._session.polled_at = lease_now()
         self._side.welcomed.set()
         slots = self._supervisor.slots
         return executor_pb2.GetCapabilitiesResponse(
-            hello=self._side.hello(), free_slots=slots.free(), draining=slots.draining
+            hello=self._side.hello(request.protocol_version), free_slots=slots.free(), draining=slots.draining
         )
 
     async def Execute(  # type: ignore[override]  # the stubs know only the iterator style
@@ -399,6 +403,6 @@ async def _write(stream: JobStream, context: Any) -> None:
 
 async def _abort(context: Any, refused: DirectRefused) -> None:
     info = any_pb2.Any()
-    info.Pack(error_details_pb2.ErrorInfo(reason=refused.code, domain="rara.v1"))
+    info.Pack(error_details_pb2.ErrorInfo(reason=refused.code, domain="rara.v1", metadata=refused.metadata))
     status = status_pb2.Status(code=STATUS[refused.code].value[0], message=str(refused), details=[info])
     await context.abort_with_status(rpc_status.to_status(status))

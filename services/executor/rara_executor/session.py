@@ -1,14 +1,18 @@
 """One Connect call: one task writes, one reads, and one keeps the beat."""
 
 import asyncio
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
 from rara.v1 import dispatch_pb2, job_pb2
 
+from rara_executor import protocol
 from rara_executor.heartbeat import Heartbeats, Renewal
 from rara_executor.lease_clock import lease_now
 from rara_executor.outbox import Outbox
@@ -45,6 +49,9 @@ class JobSession(Protocol):
 class SessionEvents(Protocol):
     """What a session needs from whoever holds the jobs."""
 
+    @property
+    def spoken(self) -> protocol.Spoken: ...
+
     def hello(self) -> dispatch_pb2.Hello: ...
 
     def on_welcome(self, session: "Session", welcome: dispatch_pb2.Welcome) -> None: ...
@@ -67,13 +74,14 @@ class SessionEvents(Protocol):
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
     """Why a call has ended. went_away: the scheduler's GoAway; said_goodbye: ours, which the scheduler has heard if it
-    then ended the call in order."""
+    then ended the call in order; versions: the oldest and the newest that a scheduler speaks that refused ours."""
 
     reason: str
     welcomed: bool
     went_away: dispatch_pb2.GoAway | None
     said_goodbye: bool
     was_heard: bool = False
+    versions: tuple[int, int] | None = None
 
 
 class Session:
@@ -95,6 +103,7 @@ class Session:
         self._goodbye = False
         self._said_goodbye = False
         self._went_away: dispatch_pb2.GoAway | None = None
+        self._versions: tuple[int, int] | None = None
         self._closing = asyncio.Event()
 
     # What the holder of the jobs says; each only notes it and wakes the writer.
@@ -173,6 +182,7 @@ class Session:
         except TimeoutError:
             return self._end("no Welcome in time")
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            await self._note_refusal()
             return self._end(_status_text(error))
         finally:
             for task in tasks:
@@ -302,7 +312,14 @@ class Session:
         await self._closing.wait()
         return "closed by us"
 
+    async def _note_refusal(self) -> None:
+        """Whether our version was refused, and which are not."""
+        if self._call.done() and await self._call.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            with contextlib.suppress(ValueError, DecodeError):  # a status that contradicts itself
+                self._versions = protocol.versions_of(await rpc_status.aio.from_call(self._call))
+
     async def _status(self) -> str:
+        await self._note_refusal()
         code = await self._call.code()
         return f"{code.name}: {await self._call.details()}"
 
@@ -316,6 +333,7 @@ class Session:
             went_away=self._went_away,
             said_goodbye=self._said_goodbye,
             was_heard=self._said_goodbye and was_heard,
+            versions=self._versions,
         )
 
 

@@ -10,10 +10,9 @@ from rara_executor.artifacts import ArtifactStore
 from rara_executor.heartbeat import Renewal
 from rara_executor.held_job import HeldJob, Phase
 from rara_executor.outbox import Outbox
+from rara_executor.protocol import Spoken
 from rara_executor.session import Session
 from rara_executor.supervisor import Supervisor
-
-PROTOCOL_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,7 @@ class SessionSide:
         asked_to_drain: Callable[[float | None], None],
     ) -> None:
         self.welcomed = asyncio.Event()
+        self.spoken = Spoken()
         self._asked_to_drain = asked_to_drain
         self._identity = identity
         self._capabilities = capabilities
@@ -47,9 +47,10 @@ class SessionSide:
         self._outbox = outbox
         self._store = store
 
-    def hello(self) -> dispatch_pb2.Hello:
+    def hello(self, version: int | None = None) -> dispatch_pb2.Hello:
+        """version: that the scheduler has asked for; None: the one that is spoken now."""
         return dispatch_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION,
+            protocol_version=version or self.spoken.version,
             executor_id=self._identity.executor_id,
             executor_name=self._identity.executor_name,
             executor_kind=self._identity.executor_kind,

@@ -16,7 +16,6 @@ from rara_scheduler.transport.jobs import duration
 
 log = structlog.get_logger(__name__)
 
-PROTOCOL_VERSION = 1
 MAX_QUEUED_FRAMES = 10_000
 _BATCH_BYTES = 1024 * 1024  # a batch is split at this size
 _MAX_LAPSED_GRANTS = 3  # in a row, then the session gets no more until it reconnects

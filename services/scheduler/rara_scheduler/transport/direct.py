@@ -19,8 +19,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from rara.v1 import dispatch_pb2, executor_pb2, executor_pb2_grpc, job_pb2
 
+from rara_scheduler import protocol
 from rara_scheduler.domain.errors import REJECTION, Code
-from rara_scheduler.sessions import PROTOCOL_VERSION
 
 log = structlog.get_logger(__name__)
 
@@ -458,14 +458,19 @@ class DirectLink:
 async def capabilities(
     stub: executor_pb2_grpc.ExecutorServiceStub, *, timeout_s: float
 ) -> executor_pb2.GetCapabilitiesResponse | None:
-    """What an executor says of itself; None: it does not answer, or speaks another version."""
-    request = executor_pb2.GetCapabilitiesRequest(protocol_version=PROTOCOL_VERSION)
-    try:
-        answer: executor_pb2.GetCapabilitiesResponse = await stub.GetCapabilities(request, timeout=timeout_s)
-        return answer
-    except grpc.aio.AioRpcError as error:
-        log.debug("direct.not_answered", status=error.code().name, details=error.details())
-        return None
+    """What an executor says of itself, in the newest version that both speak; None: it does not, or there is none."""
+    for version in protocol.served():
+        request = executor_pb2.GetCapabilitiesRequest(protocol_version=version)
+        try:
+            answer: executor_pb2.GetCapabilitiesResponse = await stub.GetCapabilities(
+                request, timeout=timeout_s
+            )
+            return answer
+        except grpc.aio.AioRpcError as error:
+            log.debug("direct.not_answered", status=error.code().name, details=error.details())
+            if _reason(error) != Code.PROTOCOL_VERSION_UNSUPPORTED:
+                return None
+    return None
 
 
 async def _read(call: ExecuteCall) -> executor_pb2.ExecuteResponse | object:

@@ -11,6 +11,7 @@ import structlog
 import uuid_utils.compat
 from rara.v1 import dispatch_pb2, dispatch_pb2_grpc, job_pb2
 
+from rara_scheduler import protocol
 from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.digest import BlobDigest
 from rara_scheduler.domain.attempt import AttemptEnding, CancelReceipt, Guard, Refusal, Report
@@ -25,7 +26,6 @@ from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.loops.dispatch import DispatchLoop, RouteTable
 from rara_scheduler.loops.heartbeat import HeartbeatLoop
 from rara_scheduler.sessions import (
-    PROTOCOL_VERSION,
     FrameStream,
     Held,
     Session,
@@ -42,7 +42,6 @@ from rara_scheduler.transport.status import abort
 
 log = structlog.get_logger(__name__)
 
-_OLDEST_VERSION = 1
 _HELLO_WAIT_S = 5.0
 _CHECK_AGAIN_S = 0.5
 _NOBODY = str(UUID(int=0))
@@ -211,13 +210,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
         if first is grpc.aio.EOF or first.WhichOneof("frame") != "hello":
             raise Fault(Code.FIELD_INVALID, "hello: must be the first frame")
         hello = first.hello
-        if not _OLDEST_VERSION <= hello.protocol_version <= PROTOCOL_VERSION:
-            raise Fault(
-                Code.PROTOCOL_VERSION_UNSUPPORTED,
-                f"protocol version {hello.protocol_version} is not spoken here; "
-                f"{_OLDEST_VERSION} to {PROTOCOL_VERSION} are",
-                metadata={"oldest": str(_OLDEST_VERSION), "newest": str(PROTOCOL_VERSION)},
-            )
+        protocol.require(hello.protocol_version)
         offer, schemas = read_offer(hello)
         require_claim(offer)
         session = Session(
