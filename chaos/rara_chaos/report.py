@@ -45,7 +45,13 @@ class Report:
     @property
     def is_good(self) -> bool:
         has_blobs = bool(self.verdict.blobs_verified) or not self.wants_blobs
-        return self.verdict.is_clean and has_blobs and not self.never and not self.spared
+        return (
+            self.verdict.is_clean
+            and bool(self.verdict.steps)
+            and has_blobs
+            and not self.never
+            and not self.spared
+        )
 
     def lines(self) -> list[str]:
         verdict = self.verdict

@@ -116,7 +116,7 @@ def test_an_executor_that_was_spared_makes_no_good_report() -> None:
     faults = dict.fromkeys(Kind, 1)
 
     def spared(attempts: dict[str, int], hit: dict[str, int]) -> list[str]:
-        verdict = Verdict(attempts_by_kind=attempts, blobs_verified=1)
+        verdict = Verdict(attempts_by_kind=attempts, blobs_verified=1, steps=1)
         report = Report(1, 60, faults, verdict, {}, Figures(), [], hit)
         assert report.is_good == (not report.spared)
         return report.spared
@@ -127,6 +127,24 @@ def test_an_executor_that_was_spared_makes_no_good_report() -> None:
 
 
 def test_a_run_without_a_blob_that_was_verified_is_not_good() -> None:
-    report = Report(1, 60, dict.fromkeys(Kind, 1), Verdict(), {}, Figures(), [], {})
+    report = Report(1, 60, dict.fromkeys(Kind, 1), Verdict(steps=1), {}, Figures(), [], {})
     assert not report.is_good
     assert json.loads(report.json())["blobs_verified"] == 0
+
+
+def test_a_run_in_which_nothing_was_done_is_not_good() -> None:
+    faults = dict.fromkeys(Kind, 1)
+    done, nothing = (
+        Report(1, 60, faults, Verdict(steps=steps), {}, Figures(), [], {}, "address", wants_blobs=False)
+        for steps in (1, 0)
+    )
+    assert done.is_good
+    assert not nothing.is_good
+
+
+def test_only_what_was_dealt_has_to_be_injected() -> None:
+    verdict = Verdict(steps=1, blobs_verified=1)
+    dealt = [Kind.POSTGRES_FROZEN, Kind.DISK_FULL]
+    report = Report(1, 60, {Kind.DISK_FULL: 1}, verdict, {}, Figures(), [], {}, "compose", dealt)
+    assert report.never == [Kind.POSTGRES_FROZEN]
+    assert json.loads(report.json())["faults"] == {"postgres_frozen": 0, "disk_full": 1}
