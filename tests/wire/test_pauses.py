@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 import pytest_asyncio
 from rara.v1 import job_pb2
 from rara.v1 import workflow_pb2 as wf
@@ -148,23 +147,18 @@ async def test_a_paused_kind_survives_a_restart_and_spares_other_kinds(
         await world.until_run(run_id, "succeeded")
 
 
-@pytest.mark.parametrize(
-    ("request_", "reason", "says"),
-    [
+async def test_what_cannot_be_paused_is_told_clearly(world: RunningScheduler) -> None:
+    for request, reason, says in (
         (wf.PauseRequest(), "FIELD_INVALID", "name a kind or a definition"),
         (wf.PauseRequest(kind="work.*"), "FIELD_INVALID", "is a pattern"),
         (wf.PauseRequest(definition="A B"), "FIELD_INVALID", "lower-case letters"),
         (wf.PauseRequest(kind=KIND, reason="x" * 501), "FIELD_INVALID", "at most 500 characters"),
         (wf.PauseRequest(kind="work.dp"), "KIND_NOT_FOUND", "did you mean work.do?"),
         (wf.PauseRequest(definition="hold"), "DEFINITION_NOT_FOUND", "did you mean held?"),
-    ],
-)
-async def test_what_cannot_be_paused_is_told_clearly(
-    world: RunningScheduler, request_: wf.PauseRequest, reason: str, says: str
-) -> None:
-    refused = await refusal(world.workflows.Pause(request_, timeout=WAIT_S))
-    assert refused.reason == reason
-    assert says in refused.message
+    ):
+        refused = await refusal(world.workflows.Pause(request, timeout=WAIT_S))
+        assert refused.reason == reason
+        assert says in refused.message
     assert await pauses(world) == []
 
 
@@ -210,5 +204,5 @@ async def test_the_command_pauses_shows_and_resumes(database_url: str, tmp_path:
             assert resumed.out.startswith("definition held is resumed; paused ")
             assert (await rara("definition", "resume", "held")).lines == ["definition held was not paused"]
             unknown = await rara("kind", "pause", "work.dp")
-            assert (unknown.code, "did you mean work.do?" in unknown.err) == (3, True)
+            assert (unknown.code, "did you mean work.do?" in unknown.err) == (3, True), unknown.err
             assert (await rara("pause", "list")).err == "nothing is paused\n"

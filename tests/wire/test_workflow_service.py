@@ -13,8 +13,10 @@ import grpc
 import grpc.aio
 import pytest_asyncio
 from rara.v1 import common_pb2, job_pb2, workflow_pb2, workflow_pb2_grpc
+from rara_scheduler.bulk import Bulk
 from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.pausing import Pausing
+from rara_scheduler.store.bulk import BulkStore
 from rara_scheduler.store.database import Database
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.explain import Explainer
@@ -461,16 +463,24 @@ async def test_without_a_database_calls_are_unavailable_and_say_when_to_try_agai
     await database.open()
     definitions = DefinitionStore(database, RetryPolicy())
     reads = Reads(database, definitions, silent_after_s=10.0)
+    retrier = RunRetrier(database, definitions, on_ready=lambda: None)
     servicer = WorkflowServicer(
         definitions=definitions,
         starter=RunStarter(database, definitions, on_ready=lambda: None),
-        retrier=RunRetrier(database, definitions, on_ready=lambda: None),
+        retrier=retrier,
         reads=reads,
         lineage_reads=LineageReads(database),
         watching=Watching(WatchReads(database, reads), reads, ChangeHub()),
         explainer=Explainer(reads, accept_timeout_s=10.0, silent_after_s=10.0),
         canceller=NobodyToCancel(),
         pausing=nothing_to_pause(database),
+        bulk=Bulk(
+            BulkStore(database),
+            retrier,
+            NobodyToCancel(),
+            on_requeued=lambda: None,
+            on_retried=lambda: None,
+        ),
         max_payload_bytes=1000,
     )
     server = grpc.aio.server()

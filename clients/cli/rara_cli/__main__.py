@@ -17,7 +17,10 @@ from rara_cli.session import Session
     cls=LazyGroup,
     lazy={
         "run": ("rara_cli.commands.run:run", "start, list, get, watch, wait, cancel and retry runs"),
-        "step": ("rara_cli.commands.step:step", "list and get steps, their events, why they do not run"),
+        "step": (
+            "rara_cli.commands.step:step",
+            "list, get and requeue steps, their events, why they do not run",
+        ),
         "definition": (
             "rara_cli.commands.definition:definition",
             "apply, list, get, validate, pause and resume definitions",

@@ -1,5 +1,6 @@
 """Commands and groups that load late, and take the global options anywhere on the line."""
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -152,6 +153,54 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._lazy.items()])
+
+
+def filter_options(*, ended: bool, states: Sequence[str]) -> Callable[..., Any]:
+    """Which runs or steps are meant; given to the command as `wanted`. ended: they are runs that have ended."""
+
+    def option(name: str, *more: Any, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return click.option(f"--{name}", *more, **settings)
+
+    many = {"multiple": True, "default": ()}
+    options = [
+        option("definition", default="", metavar="NAME", help="All runs of this definition."),
+        option("version", type=click.IntRange(1), help="Of this version of it."),
+        option("label", "labels", metavar="KEY=VALUE", help="With this label; all that are given.", **many),
+        option("all", "every", is_flag=True, help="Without any other filter."),
+        option("preview", "preview_only", is_flag=True, help="Say how many there are, and do nothing."),
+    ]
+    if ended or not states:
+        options += [
+            option("code", "codes", metavar="CODE", help="That failed so; one of those given.", **many),
+            option("kind", default="", help="In a step of this kind."),
+        ]
+    if states:
+        options += [
+            option("state", "states", type=click.Choice(states), help="One of those given.", **many),
+            option("created-since", type=Seconds(), help="Created within this time: 30m, 24h, 7d."),
+            option("created-before", type=Seconds(), help="Created longer ago than this."),
+        ]
+    if ended:
+        options += [
+            option("since", type=Seconds(), help="Ended within this time: 30m, 24h, 7d."),
+            option("before", type=Seconds(), help="Ended longer ago than this."),
+        ]
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_filter(*args: Any, **given: Any) -> Any:
+            from rara_cli.bulk import Filter
+
+            nothing: dict[str, Any] = {"codes": (), "kind": "", "states": ()}
+            wanted = {name: given.pop(name, nothing.get(name)) for name in Filter.__slots__}
+            return function(*args, wanted=Filter(**wanted), **given)
+
+        made: Callable[..., Any] = with_filter
+        for each in reversed(options):
+            made = each(made)
+        return made
+
+    return decorate
 
 
 def pause_options(function: Callable[..., Any]) -> Callable[..., Any]:

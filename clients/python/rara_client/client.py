@@ -455,6 +455,64 @@ class Client:
         response = await self.call(self.workflow.ListPauses, request, is_repeatable=True, timeout_s=timeout_s)
         return list(response.pauses)
 
+    # By filter
+
+    async def preview_retries(
+        self, wanted: workflow_pb2.RunFilter, *, timeout_s: float | None = None
+    ) -> workflow_pb2.RetryRunsResponse:
+        """How many failed or cancelled runs a filter means that were never retried, with a few of them."""
+        request = workflow_pb2.RetryRunsRequest(filter=wanted)
+        return await self.call(self.workflow.RetryRuns, request, is_repeatable=True, timeout_s=timeout_s)
+
+    async def retry_runs(
+        self, wanted: workflow_pb2.RunFilter, as_of: Timestamp, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[workflow_pb2.BulkOutcome, None]:
+        """Retry them, a set at a time; as_of: from the preview. Doing so again retries none of them again."""
+        request = workflow_pb2.RetryRunsRequest(filter=wanted, as_of=as_of)
+        async for page in self._calls.pages(self.workflow.RetryRuns, request, timeout_s):
+            for item in page.outcomes:
+                yield item
+
+    async def preview_cancels(
+        self, wanted: workflow_pb2.RunFilter, *, timeout_s: float | None = None
+    ) -> workflow_pb2.CancelRunsResponse:
+        """How many open runs a filter means, with a few of them."""
+        request = workflow_pb2.CancelRunsRequest(filter=wanted)
+        return await self.call(self.workflow.CancelRuns, request, is_repeatable=True, timeout_s=timeout_s)
+
+    async def cancel_runs(
+        self,
+        wanted: workflow_pb2.RunFilter,
+        as_of: Timestamp,
+        message: str = "",
+        *,
+        grace: timedelta | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[workflow_pb2.BulkOutcome, None]:
+        """Ask for their cancellation, a set at a time; as_of: from the preview."""
+        request = workflow_pb2.CancelRunsRequest(
+            filter=wanted, as_of=as_of, message=message, grace=_duration(grace)
+        )
+        async for page in self._calls.pages(self.workflow.CancelRuns, request, timeout_s):
+            for item in page.outcomes:
+                yield item
+
+    async def preview_requeues(
+        self, wanted: workflow_pb2.WaitingStepFilter, *, timeout_s: float | None = None
+    ) -> workflow_pb2.RequeueStepsResponse:
+        """How many steps that wait for their next attempt a filter means, with a few of them."""
+        request = workflow_pb2.RequeueStepsRequest(filter=wanted)
+        return await self.call(self.workflow.RequeueSteps, request, is_repeatable=True, timeout_s=timeout_s)
+
+    async def requeue_steps(
+        self, wanted: workflow_pb2.WaitingStepFilter, as_of: Timestamp, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[workflow_pb2.BulkOutcome, None]:
+        """End their waits, a set at a time; as_of: from the preview."""
+        request = workflow_pb2.RequeueStepsRequest(filter=wanted, as_of=as_of)
+        async for page in self._calls.pages(self.workflow.RequeueSteps, request, timeout_s):
+            for item in page.outcomes:
+                yield item
+
     # Artifacts
 
     async def upload_blob(self, source: Path | bytes, *, media_type: str = "") -> common_pb2.Digest:

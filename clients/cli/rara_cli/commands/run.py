@@ -2,12 +2,16 @@
 
 import uuid
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import click
 
-from rara_cli.options import Command, Group, Seconds, pass_session
+from rara_cli.options import Command, Group, Seconds, filter_options, pass_session
 from rara_cli.session import Session
 from rara_cli.statewords import RUN_STATES
+
+if TYPE_CHECKING:
+    from rara_cli.bulk import Filter
 
 
 @click.group(cls=Group)
@@ -211,15 +215,31 @@ async def wait(session: Session, run_text: str | None, latest: bool) -> int:
 @click.option(
     "--grace", type=Seconds(), help="Between asking the handlers and the kill.  [default: each step's]"
 )
+@filter_options(ended=False, states=("pending", "running"))
 @pass_session
 async def cancel(
-    session: Session, run_texts: tuple[str, ...], latest: bool, message: str, grace: float | None
-) -> None:
-    """Cancel runs. A run that has ended stays as it is."""
+    session: Session,
+    run_texts: tuple[str, ...],
+    latest: bool,
+    message: str,
+    grace: float | None,
+    wanted: "Filter",
+    preview_only: bool,
+) -> int:
+    """Cancel runs. A run that has ended stays as it is.
+
+    Without RUN, by filter: all open runs for which every option that is given holds. Says how many, and asks.
+    """
     from rara_cli.ask import confirm
+    from rara_cli.bulk import cancel_by_filter, no_run_beside
     from rara_cli.lookup import find_run
     from rara_cli.runs import show_runs
 
+    no_run_beside(wanted, run_texts, latest=latest)
+    if wanted.is_given:
+        return await cancel_by_filter(
+            session, wanted, message=message, grace=grace, preview_only=preview_only
+        )
     async with session.connect() as client:
         run_ids = [await find_run(client, text) for text in run_texts]
         if latest or not run_ids:
@@ -236,6 +256,7 @@ async def cancel(
             for run_id in run_ids
         ]
     show_runs(session, runs)
+    return 0
 
 
 @run.command()
@@ -251,6 +272,7 @@ async def cancel(
 @click.option("--key", help="Idempotency key: the same key gives the same new run.")
 @click.option("--watch", is_flag=True, help="Show the new run until it has ended.")
 @click.option("--wait", is_flag=True, help="Wait until the new run has ended.")
+@filter_options(ended=True, states=("failed", "cancelled"))
 @pass_session
 async def retry(
     session: Session,
@@ -260,11 +282,23 @@ async def retry(
     key: str | None,
     watch: bool,
     wait: bool,
+    wanted: "Filter",
+    preview_only: bool,
 ) -> int:
-    """Start a new run that repeats what did not succeed in RUN."""
+    """Start a new run that repeats what did not succeed in RUN.
+
+    Without RUN, by filter: for all failed or cancelled runs for which every option that is given holds, and which were
+    never retried. Says how many, and asks. To do it again retries none again.
+    """
+    from rara_cli.bulk import no_run_beside, retry_by_filter
     from rara_cli.lookup import find_run
     from rara_cli.runs import after_start
 
+    no_run_beside(wanted, (run_text,) if run_text else (), latest=latest)
+    if wanted.is_given:
+        if steps or key or watch or wait:
+            raise click.UsageError("--step, --key, --watch and --wait are for one run, not for a filter")
+        return await retry_by_filter(session, wanted, preview_only=preview_only)
     async with session.connect() as client:
         run_id = await find_run(client, run_text, latest=latest)
         response = await client.retry_run(

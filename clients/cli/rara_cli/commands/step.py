@@ -1,17 +1,21 @@
-"""`rara step`: list and get steps, their events, and why they do not run."""
+"""`rara step`: list, get and requeue steps, see their events, and why they do not run."""
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
-from rara_cli.options import Command, Group, pass_session
+from rara_cli.options import Command, Group, filter_options, pass_session
 from rara_cli.session import Session
 from rara_cli.statewords import STEP_STATES
+
+if TYPE_CHECKING:
+    from rara_cli.bulk import Filter
 
 
 @click.group(cls=Group)
 def step() -> None:
-    """List and get steps, see their events, and why they do not run.
+    """List, get and requeue steps, see their events, and why they do not run.
 
     STEP is an id, the unique beginning of one, or RUN/NAME; with --latest the NAME alone.
     """
@@ -112,3 +116,18 @@ async def why(session: Session, step_text: str | None, latest: bool) -> None:
 
 
 step.add_command(why, "why")
+
+
+@step.command()
+@filter_options(ended=False, states=())
+@pass_session
+async def requeue(session: Session, wanted: "Filter", preview_only: bool) -> int:
+    """End the waits of steps that back off: of all for which every option that is given holds.
+
+    Says how many, and asks. What they have spent stays spent.
+    """
+    from rara_cli.bulk import requeue_by_filter
+
+    if not wanted.is_given:
+        raise click.UsageError("give a filter, or --all")
+    return await requeue_by_filter(session, wanted, preview_only=preview_only)

@@ -98,6 +98,11 @@ class Reads:
             )
             return await self.runs(connection, [row["workflow_run_id"] for row in rows], lean_bytes(limit))
 
+    async def lean_runs(self, ids: Sequence[str]) -> list[RunView]:
+        """Those of the runs that exist, in that order, large payloads left out."""
+        async with self.snapshot() as connection:
+            return await self.runs(connection, ids, lean_bytes(len(ids)))
+
     async def runs(self, connection: Connection, ids: Sequence[str], max_bytes: int | None) -> list[RunView]:
         """Those of the runs that exist, in that order. max_bytes: larger payloads are left out; None: none are."""
         rows = await connection.fetch(query("read_runs"), ids, max_bytes)

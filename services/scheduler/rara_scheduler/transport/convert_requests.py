@@ -136,7 +136,9 @@ def retry_key(request: workflow_pb2.RetryRunRequest) -> str | None:
     return key
 
 
-def cancel_terms(request: workflow_pb2.CancelRunRequest) -> tuple[str, float | None]:
+def cancel_terms(
+    request: workflow_pb2.CancelRunRequest | workflow_pb2.CancelRunsRequest,
+) -> tuple[str, float | None]:
     """Message and grace in seconds of a cancel; the text is made storable, redacted and cut. Raises FIELD_INVALID."""
     violations = Violations()
     grace_s = read_duration(request, "grace", "grace", violations, least_s=0.0, most_s=MAX_GRACE_S)

@@ -1,16 +1,20 @@
 """The calls of WorkflowService that operators act on many steps with."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from rara.v1 import workflow_pb2, workflow_pb2_grpc
 
+from rara_scheduler.bulk import Bulk
 from rara_scheduler.domain import names
-from rara_scheduler.domain.errors import Code, Fault, field_invalid
+from rara_scheduler.domain.bulk import CANCELLABLE, RETRYABLE
+from rara_scheduler.domain.errors import field_invalid
 from rara_scheduler.domain.pause import MAX_REASON, Target
 from rara_scheduler.domain.payload import clean_text
 from rara_scheduler.domain.secrets import redact_text
 from rara_scheduler.pausing import Pausing
-from rara_scheduler.transport import convert
+from rara_scheduler.store.reads import LEAN_BYTES, Reads
+from rara_scheduler.transport import bulk, convert, convert_requests
 from rara_scheduler.transport.auth import bearer
 from rara_scheduler.transport.status import answers
 
@@ -22,6 +26,8 @@ class OperatorCalls(workflow_pb2_grpc.WorkflowServiceServicer):
     """Thin, as the servicer that it is part of."""
 
     _pausing: Pausing
+    _bulk: Bulk
+    _reads: Reads
 
     @answers
     async def Pause(self, request: workflow_pb2.PauseRequest, context: Context) -> workflow_pb2.PauseResponse:
@@ -50,24 +56,70 @@ class OperatorCalls(workflow_pb2_grpc.WorkflowServiceServicer):
         found = await self._pausing.all()
         return workflow_pb2.ListPausesResponse(pauses=[convert.pause(each, load) for each, load in found])
 
-    # The base class has to have these; the next change brings them.
     @answers
     async def RetryRuns(
         self, request: workflow_pb2.RetryRunsRequest, context: Context
     ) -> workflow_pb2.RetryRunsResponse:
-        raise Fault(Code.FEATURE_DISABLED, "not served yet")
+        wanted = bulk.run_selection(request.filter, RETRYABLE)
+        size, as_of, after = bulk.bulk_size(request.page_size), bulk.as_of(request), bulk.place_of(request)
+        if as_of is None:
+            seen = await self._bulk.preview_retries(wanted)
+            return workflow_pb2.RetryRunsResponse(
+                count=seen.count,
+                more=seen.more,
+                sample=await self._runs(seen.sample),
+                as_of=convert.timestamp(seen.as_of),
+            )
+        done, end = await self._bulk.retry_runs(wanted, as_of, after, size, by=bearer() or "")
+        return workflow_pb2.RetryRunsResponse(
+            outcomes=bulk.outcomes(done), next_page_token=bulk.token_of(request, end)
+        )
 
     @answers
     async def CancelRuns(
         self, request: workflow_pb2.CancelRunsRequest, context: Context
     ) -> workflow_pb2.CancelRunsResponse:
-        raise Fault(Code.FEATURE_DISABLED, "not served yet")
+        wanted = bulk.run_selection(request.filter, CANCELLABLE)
+        message, grace_s = convert_requests.cancel_terms(request)
+        size, as_of, after = bulk.bulk_size(request.page_size), bulk.as_of(request), bulk.place_of(request)
+        if as_of is None:
+            seen = await self._bulk.preview_cancels(wanted)
+            return workflow_pb2.CancelRunsResponse(
+                count=seen.count,
+                more=seen.more,
+                sample=await self._runs(seen.sample),
+                as_of=convert.timestamp(seen.as_of),
+            )
+        done, end = await self._bulk.cancel_runs(
+            wanted, as_of, after, size, message=message, grace_s=grace_s, by=bearer() or ""
+        )
+        return workflow_pb2.CancelRunsResponse(
+            outcomes=bulk.outcomes(done), next_page_token=bulk.token_of(request, end)
+        )
 
     @answers
     async def RequeueSteps(
         self, request: workflow_pb2.RequeueStepsRequest, context: Context
     ) -> workflow_pb2.RequeueStepsResponse:
-        raise Fault(Code.FEATURE_DISABLED, "not served yet")
+        wanted = bulk.step_selection(request.filter)
+        size, as_of, after = bulk.bulk_size(request.page_size), bulk.as_of(request), bulk.place_of(request)
+        if as_of is None:
+            seen = await self._bulk.preview_requeues(wanted)
+            steps = await self._reads.steps(seen.sample, LEAN_BYTES)
+            return workflow_pb2.RequeueStepsResponse(
+                count=seen.count,
+                more=seen.more,
+                sample=[convert.step_run(each, lean=True) for each in steps],
+                as_of=convert.timestamp(seen.as_of),
+            )
+        done, end = await self._bulk.requeue_steps(wanted, as_of, after, size, by=bearer() or "")
+        return workflow_pb2.RequeueStepsResponse(
+            outcomes=bulk.outcomes(done), next_page_token=bulk.token_of(request, end)
+        )
+
+    async def _runs(self, ids: Sequence[str]) -> list[workflow_pb2.WorkflowRun]:
+        """A sample of runs, as lists show them."""
+        return [convert.workflow_run(each, lean=True) for each in await self._reads.lean_runs(ids)]
 
 
 def _target(request: workflow_pb2.PauseRequest | workflow_pb2.ResumeRequest) -> Target:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, assert_never
 from google.protobuf.message import Message
 from rara.v1 import common_pb2, job_pb2, workflow_pb2
 
+from rara_scheduler.bulk import Bulk
 from rara_scheduler.domain import ids
 from rara_scheduler.domain.errors import Fault, field_invalid
 from rara_scheduler.domain.run import TERMINAL
@@ -58,6 +59,7 @@ class WorkflowServicer(OperatorCalls):
         explainer: Explainer,
         canceller: Canceller,
         pausing: Pausing,
+        bulk: Bulk,
         max_payload_bytes: int,
         tracing: Tracing = UNTRACED,
         metrics: Metrics = SILENT,
@@ -73,6 +75,7 @@ class WorkflowServicer(OperatorCalls):
         self._explainer = explainer
         self._canceller = canceller
         self._pausing = pausing
+        self._bulk = bulk
         self._max_payload_bytes = max_payload_bytes
 
     # ------------------------------------------------------------ definitions

@@ -1,0 +1,213 @@
+"""Acting by filter: look, show, ask, and then do it set by set."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+from google.protobuf.timestamp_pb2 import Timestamp
+from rara.v1 import workflow_pb2
+
+from rara_cli import words
+from rara_cli.answers import print_document
+from rara_cli.ask import confirm
+from rara_cli.exits import Exit
+from rara_cli.inputs import read_labels
+from rara_cli.jsonview import dumps, to_json
+from rara_cli.session import Session
+
+_CALL_S = 30.0  # a set may take some ten seconds
+
+Preview = workflow_pb2.RetryRunsResponse | workflow_pb2.CancelRunsResponse | workflow_pb2.RequeueStepsResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """As given on the command line; times are seconds before now."""
+
+    definition: str
+    version: int | None
+    states: tuple[str, ...]
+    codes: tuple[str, ...]
+    kind: str
+    labels: tuple[str, ...]
+    since: float | None
+    before: float | None
+    created_since: float | None
+    created_before: float | None
+    every: bool
+
+    @property
+    def is_given(self) -> bool:
+        return self.every or any(
+            value not in (None, "", ())
+            for name in self.__slots__
+            if name != "every" and (value := getattr(self, name)) is not None
+        )
+
+    def runs(self) -> workflow_pb2.RunFilter:
+        now = datetime.now(UTC)
+        return workflow_pb2.RunFilter(
+            definition=self.definition,
+            definition_version=self.version or 0,
+            states=[words.run_state_number(state) for state in self.states],
+            reasons=self.codes,
+            kind=self.kind,
+            labels=read_labels(self.labels),
+            ended_from=_ago(now, self.since),
+            ended_before=_ago(now, self.before),
+            created_from=_ago(now, self.created_since),
+            created_before=_ago(now, self.created_before),
+        )
+
+    def steps(self) -> workflow_pb2.WaitingStepFilter:
+        return workflow_pb2.WaitingStepFilter(
+            definition=self.definition,
+            definition_version=self.version or 0,
+            kind=self.kind,
+            reasons=self.codes,
+            labels=read_labels(self.labels),
+        )
+
+
+def no_run_beside(wanted: Filter, runs: Sequence[str], *, latest: bool) -> None:
+    """Raises UsageError for a run that is named beside a filter."""
+    if wanted.is_given and (runs or latest):
+        raise click.UsageError("name a run, or give a filter, not both")
+
+
+async def retry_by_filter(session: Session, wanted: Filter, *, preview_only: bool) -> int:
+    runs, timeout_s = wanted.runs(), session.timeout_s or _CALL_S
+    async with session.connect() as client:
+        seen = await client.preview_retries(runs, timeout_s=timeout_s)
+
+        def do(at: Timestamp) -> AsyncIterator[workflow_pb2.BulkOutcome]:
+            return client.retry_runs(runs, at, timeout_s=timeout_s)
+
+        return await _act(session, seen, "retry", "run", do, preview_only=preview_only)
+
+
+async def cancel_by_filter(
+    session: Session, wanted: Filter, *, message: str, grace: float | None, preview_only: bool
+) -> int:
+    runs, timeout_s = wanted.runs(), session.timeout_s or _CALL_S
+    async with session.connect() as client:
+        seen = await client.preview_cancels(runs, timeout_s=timeout_s)
+
+        def do(at: Timestamp) -> AsyncIterator[workflow_pb2.BulkOutcome]:
+            spare = None if grace is None else timedelta(seconds=grace)
+            return client.cancel_runs(runs, at, message, grace=spare, timeout_s=timeout_s)
+
+        return await _act(session, seen, "cancel", "run", do, preview_only=preview_only)
+
+
+async def requeue_by_filter(session: Session, wanted: Filter, *, preview_only: bool) -> int:
+    steps, timeout_s = wanted.steps(), session.timeout_s or _CALL_S
+    async with session.connect() as client:
+        seen = await client.preview_requeues(steps, timeout_s=timeout_s)
+
+        def do(at: Timestamp) -> AsyncIterator[workflow_pb2.BulkOutcome]:
+            return client.requeue_steps(steps, at, timeout_s=timeout_s)
+
+        return await _act(session, seen, "requeue", "step", do, preview_only=preview_only)
+
+
+async def _act(
+    session: Session,
+    seen: Preview,
+    verb: str,
+    thing: str,
+    do: Callable[[Timestamp], AsyncIterator[workflow_pb2.BulkOutcome]],
+    *,
+    preview_only: bool,
+) -> int:
+    count = f"{seen.count:,}{' or more' if seen.more else ''} {thing}{'' if seen.count == 1 else 's'}"
+    if preview_only:
+        _show_preview(session, seen, f"{count} to {verb}")
+        return Exit.OK
+    if seen.count or seen.more:
+        for line in _sample(session, seen):
+            session.note(line)
+        confirm(session, f"{verb} {count}")
+    done: list[workflow_pb2.BulkOutcome] = []
+    if seen.count or seen.more:
+        async for outcome in do(seen.as_of):
+            done.append(outcome)
+            if session.output == "jsonl":
+                print(dumps(to_json(outcome)), flush=True)
+    refused = [outcome for outcome in done if outcome.code]
+    _show_done(session, done, refused, seen, verb, thing)
+    return Exit.REFUSED if refused else Exit.OK
+
+
+def _show_preview(session: Session, seen: Preview, headline: str) -> None:
+    match session.output:
+        case "json":
+            print_document(to_json(seen))
+        case "jsonl":
+            print(dumps(to_json(seen)))
+        case "name":
+            for item in seen.sample:
+                print(_id(item))
+        case _:
+            print(headline)
+            for line in _sample(session, seen):
+                print(line)
+
+
+def _show_done(
+    session: Session,
+    done: Sequence[workflow_pb2.BulkOutcome],
+    refused: Sequence[workflow_pb2.BulkOutcome],
+    seen: Preview,
+    verb: str,
+    thing: str,
+) -> None:
+    match session.output:
+        case "json":
+            print_document({"as_of": seen.as_of.ToJsonString(), "outcomes": [to_json(one) for one in done]})
+        case "jsonl":
+            pass  # each was said as it came
+        case "name":
+            for one in done:
+                if not one.code:
+                    print(one.new_workflow_run_id or one.id)
+        case _:
+            count = len(done) - len(refused)
+            print(f"{_PAST[verb]} {count:,} {thing}{'' if count == 1 else 's'}")
+            for one in refused:
+                print(f"  not {one.id}: {one.code}")
+
+
+_PAST = {"retry": "retried", "cancel": "cancelled", "requeue": "requeued"}
+
+
+def _sample(session: Session, seen: Preview) -> list[str]:
+    now = datetime.now(UTC)
+    lines = []
+    for item in seen.sample:
+        if isinstance(item, workflow_pb2.StepRun):
+            at = words.instant_text(item.available_at, session.time_style, now)
+            facts: tuple[str, ...] = (item.step_name, item.kind, item.reason, f"due {at}")
+        else:
+            at = words.instant_text(
+                item.ended_at if item.HasField("ended_at") else item.created_at, session.time_style, now
+            )
+            facts = (f"{item.definition} v{item.definition_version}", item.error.code, at)
+        lines.append("  ".join(("", _id(item), *(words.clean(fact) for fact in facts if fact))))
+    if seen.count > len(seen.sample):
+        lines.append(f"  and {seen.count - len(seen.sample):,} more")
+    return lines
+
+
+def _id(item: Any) -> str:
+    return str(item.step_run_id if isinstance(item, workflow_pb2.StepRun) else item.workflow_run_id)
+
+
+def _ago(now: datetime, seconds: float | None) -> Timestamp | None:
+    if seconds is None:
+        return None
+    made = Timestamp()
+    made.FromDatetime(now - timedelta(seconds=seconds))
+    return made
