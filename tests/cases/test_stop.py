@@ -184,10 +184,12 @@ async def test_fifty_stops_with_live_streams_end_in_time(
 
 
 @contextlib.asynccontextmanager
-async def busy_scheduler(url: str, folder: Path) -> AsyncIterator[tuple[Process, str, ScriptedExecutor]]:
+async def busy_scheduler(
+    url: str, folder: Path, *, stop_s: float = STOP_S
+) -> AsyncIterator[tuple[Process, str, ScriptedExecutor]]:
     """A scheduler process with one running step on a stream."""
     async with Processes(folder) as processes:
-        process, address = await start_scheduler(processes, url, folder, stop_s=STOP_S, **LONG_LEASE)
+        process, address = await start_scheduler(processes, url, folder, stop_s=stop_s, **LONG_LEASE)
         async with Client.connect(address) as client, ScriptedExecutor() as executor:
             await define(client, steps=1)
             await executor.connect(address)
@@ -298,6 +300,29 @@ async def test_a_stop_does_not_wait_for_calls_and_watchers(database_url: str, tm
             assert (code, took_s < STOP_S) == (0, True), (code, took_s)
             await transaction.rollback()
             assert isinstance((await asyncio.gather(cancel, return_exceptions=True))[0], grpc.aio.AioRpcError)
+
+
+@pytest.mark.case("STOP-1")
+async def test_a_call_on_its_way_is_answered_before_the_end(database_url: str, tmp_path: Path) -> None:
+    stop_s = 20.0  # of which a quarter is for calls
+    async with (
+        database(database_url) as raw,
+        busy_scheduler(database_url, tmp_path, stop_s=stop_s) as (process, address, _),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        run_id = str(await raw.fetchval("select workflow_run_id from rara.workflow_run"))
+        stub = workflow_pb2_grpc.WorkflowServiceStub(channel)
+        async with raw.transaction():
+            await raw.execute("select from rara.workflow_run for update")
+            cancel = asyncio.ensure_future(
+                stub.CancelRun(workflow_pb2.CancelRunRequest(workflow_run_id=run_id))
+            )
+            await asyncio.sleep(0.2)
+            process.terminate()
+            await until(lambda: says(process, "session.ended"), "sessions that have ended")
+        answer = await asyncio.wait_for(cancel, stop_s)
+        assert answer.run.state == workflow_pb2.WORKFLOW_RUN_STATE_CANCELLING
+        assert await process.wait(stop_s) == 0
 
 
 @pytest.mark.case("STOP-1")

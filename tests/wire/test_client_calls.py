@@ -78,6 +78,19 @@ async def test_a_read_is_repeated_after_unavailable_with_growing_jittered_pauses
     assert len(server.script.requests("GetRun")) == 6
 
 
+@pytest.mark.parametrize("status", ["CANCELLED", "INTERNAL", "UNKNOWN"])
+async def test_a_read_is_repeated_after_a_connection_that_broke_without_a_word(
+    server: ScriptedServer, client: Client, status: str
+) -> None:
+    server.workflow.put_run(a_run())
+    server.script.plant("GetRun", Fault(grpc.StatusCode[status]))
+    assert (await client.get_run(RUN)).run.definition == "nightly"
+    server.script.plant("GetRun", Fault(grpc.StatusCode[status], "INTERNAL"))  # the scheduler's own word
+    with pytest.raises(RaraError):
+        await client.get_run(RUN)
+    assert len(server.script.requests("GetRun")) == 3
+
+
 async def test_a_read_gives_up_after_five_repeats(
     server: ScriptedServer, client: Client, sleeps: Sleeps
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 import grpc.aio
 
-from rara_client.errors import Unavailable, from_rpc_error
+from rara_client.errors import from_rpc_error, may_resume
 from rara_client.pacing import Pacing
 
 Metadata = tuple[tuple[str, str], ...]
@@ -50,7 +50,7 @@ class Calls:
         is_repeatable: bool,
         timeout_s: float | None = None,
     ) -> AnyR:
-        """Make one call; repeat it after `UNAVAILABLE` if that is safe, as often as time and `Pacing` allow."""
+        """Make one call; repeat it if that is safe and nobody could answer, as often as time and `Pacing` allow."""
         pacing = self.pacing
         end = pacing.clock() + (pacing.call_timeout_s if timeout_s is None else timeout_s)
         failures = 0
@@ -63,7 +63,7 @@ class Calls:
                 failures += 1
                 pause_s = pacing.pause_s(failures, fault.retry_after_s)
                 is_spent = failures > pacing.retries or pacing.clock() + pause_s >= end
-                if not is_repeatable or not isinstance(fault, Unavailable) or is_spent:
+                if not is_repeatable or not may_resume(fault) or is_spent:
                     raise fault from error
             await pacing.sleep(pause_s)
 
