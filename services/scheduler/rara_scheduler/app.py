@@ -26,6 +26,7 @@ from rara_scheduler.blobs.admission import UploadLimits
 from rara_scheduler.blobs.checks import BlobChecks
 from rara_scheduler.blobs.open import open_blob_store
 from rara_scheduler.blobs.transfers import BlobTransfers, TransferLimits
+from rara_scheduler.bulk import Bulk
 from rara_scheduler.cancelling import Cancelling
 from rara_scheduler.domain.definition import DefinitionLimits
 from rara_scheduler.domain.errors import Code, Fault
@@ -48,6 +49,7 @@ from rara_scheduler.pausing import Pausing
 from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.settings import Settings
 from rara_scheduler.store.blobs import BlobRows
+from rara_scheduler.store.bulk import BulkStore
 from rara_scheduler.store.cancel import CancelStore
 from rara_scheduler.store.commit import CommitStore
 from rara_scheduler.store.database import Conflict, Database, StoreUnavailable, translated_errors
@@ -255,6 +257,10 @@ class Scheduler:
             security=s.direct_security,
         )
         reads = Reads(self._database, definitions, silent_after_s=2 * s.heartbeat_s)
+        retrier = RunRetrier(
+            self._database, definitions, on_ready=self._dispatch.work_submitted, tracing=tracing
+        )
+        canceller = Cancelling(cancels, session_store, self._sessions, aftermath)
         self._workflow_servicer = WorkflowServicer(
             definitions=definitions,
             starter=RunStarter(
@@ -263,9 +269,7 @@ class Scheduler:
                 on_ready=self._dispatch.work_submitted,
                 max_inline_bytes=s.max_inline_bytes,
             ),
-            retrier=RunRetrier(
-                self._database, definitions, on_ready=self._dispatch.work_submitted, tracing=tracing
-            ),
+            retrier=retrier,
             reads=reads,
             lineage_reads=LineageReads(self._database),
             watching=Watching(WatchReads(self._database, reads), reads, self._hub),
@@ -278,7 +282,14 @@ class Scheduler:
                 wake=self._pause_loop.wake,
                 tell_others=self._notify.tell_others,
             ),
-            canceller=Cancelling(cancels, session_store, self._sessions, aftermath),
+            canceller=canceller,
+            bulk=Bulk(
+                BulkStore(self._database),
+                retrier,
+                canceller,
+                on_requeued=self._dispatch.work_submitted,
+                on_retried=metrics.run_started,
+            ),
             tracing=tracing,
             metrics=metrics,
         )
