@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from rara_scheduler.embedded import Source
 from support.evidence import evidence, is_here, without_proof
 from support.postgres import (
+    SOURCES,
     PostgresServer,
     PostgresServers,
     available_servers,
@@ -24,17 +24,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--postgres",
         metavar="SOURCES",
-        help="servers to test on: system, wheel or setting (RARA_POSTGRES_BINARIES), separated by commas;"
+        help="servers to test on: system, wheel, setting (RARA_POSTGRES_BINARIES) or container, separated by commas;"
         " default: the wheel",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     option = config.getoption("--postgres")
-    known = {str(source) for source in Source}
-    if option and (unknown := {source.strip() for source in option.split(",")} - known):
+    if option and (unknown := {source.strip() for source in option.split(",")}.difference(SOURCES)):
         raise pytest.UsageError(
-            f"--postgres: {', '.join(sorted(unknown))} is none of {', '.join(sorted(known))}"
+            f"--postgres: {', '.join(sorted(unknown))} is none of {', '.join(sorted(SOURCES))}"
         )
 
 

@@ -1,4 +1,4 @@
-"""PostgreSQL servers for tests: those of this machine, each started once, with a database per test.
+"""PostgreSQL servers for tests: those of this machine and containers, each started once, with a database per test.
 
 async def test_x(database_url: str): ...        a migrated database of its own, dropped afterwards
 async def test_y(empty_database_url: str): ...  the same without any migration
@@ -16,7 +16,12 @@ from pathlib import Path
 import asyncpg
 from rara_scheduler.embedded import Binaries, EmbeddedPostgres, Source, all_binaries
 from rara_scheduler.store.migrate import migrate
+from support.evidence import is_here
+from support.separate_postgres import IMAGE, ContainerPostgres, SeparatePostgres
 
+CONTAINER = "container"
+CONTAINER_NAME = f"pg{IMAGE.partition(':')[2]}-{CONTAINER}"
+SOURCES = (*map(str, Source), CONTAINER)
 TEMPLATE = "rara_template"
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 4 * 1024**3
@@ -32,16 +37,22 @@ FAST = {
 class PostgresServer:
     """One running server, whose databases tests make and drop."""
 
-    def __init__(self, name: str, binaries: Binaries, directory: Path) -> None:
+    def __init__(self, name: str, server: "EmbeddedPostgres | SeparatePostgres") -> None:
         self.name = name  # as in test ids: pg18-wheel
-        self.binaries = binaries
-        self.embedded = EmbeddedPostgres(directory, binaries=binaries.bin, settings=FAST)
+        self._server = server
         self._numbers = itertools.count(1)
         self._has_template = False
 
     @property
-    def major(self) -> int:
-        return self.binaries.major
+    def binaries(self) -> Binaries:
+        """The programs of its version, on this machine. KeyError for a container's."""
+        return available_servers()[self.name]
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop()
 
     @asynccontextmanager
     async def database(self, *, migrated: bool = True) -> AsyncIterator[str]:
@@ -53,18 +64,18 @@ class PostgresServer:
         # The default strategy writes every page of the template to the log: three to ten times as long, unsynced.
         await self._command(f"create database {name} template {template} strategy file_copy")
         try:
-            yield self.embedded.dsn_of(name)
+            yield self._server.dsn_of(name)
         finally:
             await self._command(f"drop database {name} with (force)")
 
     async def _make_template(self) -> None:
         if not self._has_template:
             await self._command(f"create database {TEMPLATE}")
-            await migrate(self.embedded.dsn_of(TEMPLATE))
+            await migrate(self._server.dsn_of(TEMPLATE))
             self._has_template = True
 
     async def _command(self, statement: str) -> None:
-        connection = await asyncpg.connect(self.embedded.dsn_of("postgres"), timeout=10)
+        connection = await asyncpg.connect(self._server.dsn_of("postgres"), timeout=10)
         try:
             await connection.execute(statement)
         finally:
@@ -80,15 +91,21 @@ class PostgresServers:
 
     async def get(self, name: str) -> PostgresServer:
         if name not in self._started:
-            server = PostgresServer(name, available_servers()[name], self._directory / name)
-            await server.embedded.start()
+            server = PostgresServer(name, self._made(name))
+            await server.start()
             self._started[name] = server
         return self._started[name]
 
+    def _made(self, name: str) -> "EmbeddedPostgres | SeparatePostgres":
+        if name == CONTAINER_NAME:
+            return ContainerPostgres(FAST)
+        binaries = available_servers()[name].bin
+        return EmbeddedPostgres(self._directory / name, binaries=binaries, settings=FAST)
+
     async def stop(self) -> None:
-        for server in self._started.values():
-            await server.embedded.stop()
-            shutil.rmtree(server.embedded.directory)
+        for name, server in self._started.items():
+            await server.stop()
+            shutil.rmtree(self._directory / name, ignore_errors=name == CONTAINER_NAME)
 
 
 @contextmanager
@@ -121,11 +138,15 @@ def wanted_servers(option: str | None) -> Sequence[str]:
     """Names of the servers that tests run on.
 
     option: `--postgres`, sources separated by commas. Without it that is the one that comes with the package, or the
-    first where that is not installed.
+    first where that is not installed. It also stands in for a container where no engine answers.
     """
     found = available_servers()
-    if option:
-        sources = {Source(source.strip()) for source in option.split(",")}
-        return [name for name, binaries in found.items() if binaries.source in sources]
     wheels = [name for name, binaries in found.items() if binaries.source is Source.WHEEL]
-    return wheels[:1] or list(found)[:1]
+    default = wheels[:1] or list(found)[:1]
+    if not option:
+        return default
+    sources = {source.strip() for source in option.split(",")}
+    names = [name for name, binaries in found.items() if binaries.source in sources]
+    if CONTAINER in sources:
+        names += [CONTAINER_NAME] if is_here("containers") else default
+    return list(dict.fromkeys(names))

@@ -53,12 +53,16 @@ class ContainerPostgres:
 
     async def start(self) -> None:
         """For the first time, or again after a kill."""
-        if not self._is_made:
-            await asyncio.to_thread(self._container.start)
-            self._is_made = True
-        else:
+        if self._is_made:
             await self._told("start")
             await self._until_it_answers()
+            return
+        self._is_made = True
+        try:
+            await asyncio.to_thread(self._container.start)
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Remove the container, and what it stored."""
