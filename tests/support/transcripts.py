@@ -62,9 +62,10 @@ def differences(shown: tuple[str, ...], printed: str, *, figures_vary: bool = Fa
     """
     wanted = [_form(line, figures_vary) for line in shown]
     lines = [_form(line, figures_vary) for line in printed.splitlines()]
-    if not wanted or _matches(wanted, lines):
+    missing = _missing(wanted, lines) if wanted else None
+    if missing is None:
         return ""
-    return "\n".join(["shown:", *wanted, "printed:", *lines])
+    return "\n".join([f"not printed there: {missing}", "shown:", *wanted, "printed:", *lines])
 
 
 def _form(line: str, figures_vary: bool) -> str:
@@ -75,12 +76,14 @@ def _form(line: str, figures_vary: bool) -> str:
     return " ".join(line.split())  # columns are as wide as what stands in them
 
 
-def _matches(wanted: list[str], lines: list[str]) -> bool:
-    """Whether the pattern takes all lines; `...` takes any."""
+def _missing(wanted: list[str], lines: list[str]) -> str | None:
+    """The first line of the pattern that does not fit; None where it takes all lines. `...` takes any."""
     reached = {0}  # how many lines may have been taken
     for want in wanted:
         if want == ANY_LINES:
-            reached = set(range(min(reached), len(lines) + 1)) if reached else set()
+            reached = set(range(min(reached), len(lines) + 1))
         else:
             reached = {at + 1 for at in reached if at < len(lines) and lines[at] == want}
-    return len(lines) in reached
+        if not reached:
+            return want
+    return None if len(lines) in reached else "the end"

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest_asyncio
 from support.command_line import Ended, rara_process
 from support.go_executor import program
 from support.text_folders import write_library_heads
+from support.transcripts import ANY_LINES, differences
 
+ROOT = Path(__file__).parents[2]
 DEMO_S = 120.0
 CRASH_S = 240.0
 
@@ -92,6 +96,30 @@ async def test_the_demo_goes_from_an_empty_folder_to_figures_artifacts_and_linea
     ]
     for artifact in result["artifacts"]:
         assert artifact["digest"]["sha256"][:12] in ended.out
+
+
+def shown(section: str) -> tuple[str, ...]:
+    """What a section of docs/start.md shows."""
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    (found,) = re.findall(
+        r"```text\n(.*?)```", page.partition(f"\n## {section}")[2].partition("\n## ")[0], re.DOTALL
+    )
+    return tuple(str(found).splitlines())
+
+
+@pytest.mark.parametrize("target", ["demo", "demo-crash"])
+def test_make_runs_the_demo(target: str) -> None:
+    made = subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True, text=True)
+    command = ".venv/bin/rara dev demo" + (" --crash" if target == "demo-crash" else "")
+    assert made.stdout.splitlines()[-1] == command
+
+
+async def test_the_demo_prints_what_the_document_shows(plain: tuple[Ended, Any, Path]) -> None:
+    ended, _, _ = plain
+    assert not differences(
+        (ANY_LINES, *shown("1. "), ANY_LINES),
+        ended.out.replace("knowledge-pipeline-go", "knowledge-pipeline"),
+    )
 
 
 async def test_the_demo_ends_with_the_lineage_of_its_index(plain: tuple[Ended, Any, Path]) -> None:
@@ -306,4 +334,4 @@ async def test_the_crash_demo_recovers_from_both_kills_with_one_result_a_step(tm
         "open-experiment": 1,
         "publish-settings": 1,
     }
-    assert "Recovery, with a lease of 10 s" in ended.out
+    assert not differences((ANY_LINES, *shown("2. "), ANY_LINES), ended.out, figures_vary=True)
