@@ -40,7 +40,7 @@ RUN --mount=type=cache,target=/root/.cache/uv \
 
 FROM ${PYTHON} AS runtime
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /nonexistent rara \
-    && install -d -o rara -g rara /var/lib/rara/blobs /var/lib/rara/executor
+    && install -d -o rara -g rara /var/lib/rara/blobs /var/lib/rara/executor /var/lib/rara/tokens
 ENV PATH=/opt/rara/bin:$PATH PYTHONUNBUFFERED=1
 STOPSIGNAL SIGTERM
 

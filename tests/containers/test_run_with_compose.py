@@ -11,7 +11,9 @@ from support.transcripts import typed as shown_in
 
 pytestmark = [pytest.mark.needs("containers"), pytest.mark.soak]
 
-PAGE = (ROOT / "docs" / "how-to" / "run-with-compose.md").read_text()
+WHOLE_PAGE = (ROOT / "docs" / "how-to" / "run-with-compose.md").read_text()
+# A system of its own: test_compose_tls.py.
+PAGE = re.sub(r"\n## With TLS and tokens.*?(?=\n## )", "", WHOLE_PAGE, flags=re.DOTALL)
 SHOWN = {one.command: one.shown for one in shown_in(PAGE)}
 COMPOSE = "docker compose -f deploy/docker-compose.yml "
 

@@ -71,9 +71,9 @@ def _stages(dockerfile: Path) -> dict[str, Image]:
     return stages
 
 
-def compose() -> dict[str, Any]:
+def compose(name: str = "docker-compose.yml") -> dict[str, Any]:
     """The compose file; of ${NAME:-default} and ${NAME-default} the default stands."""
-    text = (DEPLOY / "docker-compose.yml").read_text()
+    text = (DEPLOY / name).read_text()
     loaded: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", text))
     return loaded
 

@@ -130,6 +130,29 @@ def test_what_the_compose_file_sets_is_a_setting() -> None:
         assert not unknown, name
 
 
+def test_with_tls_every_party_shows_a_certificate_and_a_token_and_none_is_insecure() -> None:
+    services = compose("docker-compose.tls.yml")["services"]
+    scheduler = services["scheduler"]["environment"]
+    assert (scheduler["RARA_INSECURE"], scheduler["RARA_AUTH"]) == ("0", "tokens")
+    assert {"RARA_TLS_CERT", "RARA_TLS_KEY", "RARA_TLS_CLIENT_CA"} < scheduler.keys()
+    callers = {
+        name
+        for name, service in our_services().items()
+        if {"RARA_SCHEDULER", "RARA_SERVER"} & {*service["environment"]}
+    }
+    assert callers == services.keys() - {"scheduler", "tokens"}
+    for name in callers:
+        shown = services[name]["environment"]
+        assert shown.keys() == {
+            "RARA_TLS_CA",
+            "RARA_TLS_CLIENT_CERT",
+            "RARA_TLS_CLIENT_KEY",
+            "RARA_TOKEN_FILE",
+        }
+        assert shown.keys() <= {*environment_names(), "RARA_TLS_CA"}
+        assert all(volume.endswith(":ro") for volume in services[name]["volumes"])
+
+
 def test_the_database_is_published_nowhere() -> None:
     assert "ports" not in compose()["services"]["database"]
     assert compose()["networks"]["database"]["internal"] is True
