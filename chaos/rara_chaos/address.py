@@ -27,6 +27,7 @@ from rara_chaos.stack import Crash, Service, executor_command
 from rara_chaos.target import Target
 from rara_chaos.verdict import Verdict, judge
 
+_EXECUTOR_TOKEN: Final = "RARA_CHAOS_EXECUTOR_TOKEN"  # noqa: S105 - its name
 _SLOTS: Final = 4
 _HOOK_S = 120.0  # beyond its hold
 _REPORT_CHARACTERS = 500
@@ -191,5 +192,11 @@ async def _ways(exits: contextlib.AsyncExitStack, addresses: Sequence[str]) -> l
 
 
 def _environment() -> dict[str, str]:
-    """How the caller reaches the address, for executors too."""
-    return {name: value for name, value in os.environ.items() if name.startswith(("RARA_T", "RARA_INSECURE"))}
+    """How the caller reaches the address, for executors too; a token of theirs has another role."""
+    found = {
+        name: value for name, value in os.environ.items() if name.startswith(("RARA_T", "RARA_INSECURE"))
+    }
+    if token := os.environ.get(_EXECUTOR_TOKEN):
+        found = {name: value for name, value in found.items() if not name.startswith("RARA_TOKEN")}
+        found["RARA_TOKEN"] = token
+    return found
