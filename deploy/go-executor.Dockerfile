@@ -28,6 +28,6 @@ ENV RARA_EXECUTOR_DIR=/var/lib/rara/executor RARA_EXECUTOR_READY_FILE=/tmp/rara-
 USER 10001:10001
 STOPSIGNAL SIGTERM
 # There is no shell: the program itself looks.
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=120s --start-interval=1s \
     CMD ["/bin/rara-go-executor", "ready"]
 CMD ["/bin/rara-go-executor"]

@@ -54,7 +54,7 @@ COPY --chmod=0644 examples/knowledge_pipeline/definition.yaml /usr/share/rara/kn
 COPY --chmod=0644 examples/knowledge_pipeline/definition_go.yaml /usr/share/rara/knowledge-pipeline-go.yaml
 USER 10001:10001
 EXPOSE 7310
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=120s --start-interval=1s \
     CMD ["python", "-m", "rara_scheduler.health"]
 CMD ["rara-scheduler"]
 
@@ -65,6 +65,6 @@ RUN --mount=type=bind,from=installer,source=/opt/installer,target=/opt/installer
     /opt/installer/bin/uv pip install -q --no-cache --offline --no-deps --compile-bytecode --python /opt/rara /wheel/*.whl
 ENV RARA_EXECUTOR_DIR=/var/lib/rara/executor RARA_EXECUTOR_READY_FILE=/tmp/rara-executor-ready
 USER 10001:10001
-HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=120s --start-interval=1s \
     CMD ["python", "-m", "rara_executor.ready"]
 CMD ["rara-executor"]

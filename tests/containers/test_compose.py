@@ -25,7 +25,7 @@ STOP_S = {
     "go-executor": ExecutorSettings.model_fields["executor_stop_s"].default,
 }
 # What a busy machine adds; the compose file grants more.
-BUSY_S = 5.0
+BUSY_S = 9.0
 SWEEP_S = SchedulerSettings.model_fields["sweep_s"].default
 
 

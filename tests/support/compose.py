@@ -24,7 +24,7 @@ OPERATIONS = Path(__file__).with_name("container_operations.py")
 # Another checkout may be at it on the same engine.
 TAG = f"test-{zlib.crc32(str(COMPOSE_FILE).encode()):08x}"
 TIMEOUT_S = 900.0  # a first build downloads bases and packages
-HEALTHY_S = 60.0
+HEALTHY_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
