@@ -4,6 +4,7 @@
 #
 # An executor of your own is built the same way, from its own `main`.
 
+# By release here; `--build-arg GO=golang@sha256:...` pins it to the byte.
 ARG GO=golang:1.26-bookworm
 
 FROM ${GO} AS build

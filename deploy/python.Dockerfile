@@ -4,6 +4,7 @@
 #     docker build -f deploy/python.Dockerfile --target scheduler -t rara-scheduler .
 #     docker build -f deploy/python.Dockerfile --target executor -t rara-executor .
 
+# By release here; `--build-arg PYTHON=python@sha256:...` pins it to the byte.
 ARG PYTHON=python:3.12-slim-bookworm
 
 FROM ${PYTHON} AS installer
