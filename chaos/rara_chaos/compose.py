@@ -17,7 +17,7 @@ import orjson
 from rara_cli.ports import lasting_port
 
 from rara_chaos import clock, golang
-from rara_chaos.composefaults import CLOCK_FILE, KINDS, ComposeFaults, Nodes
+from rara_chaos.composefaults import CLOCK_FILE, KINDS, READY_S, ComposeFaults, Nodes
 from rara_chaos.docker import DockerError, Ends, Node, Project, docker
 from rara_chaos.load import Confirmed
 from rara_chaos.schedule import Kind
@@ -203,6 +203,7 @@ async def _started(
     scales = [f"{service}={_COUNT}" for service in ("scheduler", *languages)]
     await project.up(*scales, *([] if with_go else ["go-executor=0"]))
     nodes = await _nodes(project, languages)
+    await project.until_healthy(nodes.all, READY_S)
     if Kind.CLOCK_JUMPED not in left_out and not await _jumps(nodes.schedulers[0]):
         left_out[Kind.CLOCK_JUMPED] = "this machine's libfaketime does not fit into the images"
     for node in (*nodes.schedulers, *nodes.python_executors):

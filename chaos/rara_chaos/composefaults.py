@@ -42,7 +42,8 @@ CLOCK_FILE: Final = "/tmp/rara-chaos-clock"  # noqa: S108 - a tmpfs of the conta
 _DISKS: Final = ("database", "blobs")
 _STARVED_CPUS = "0.1"
 LEASE_S: Final = 5.0  # as chaos/compose.yml has it
-_READY_S = 120.0
+READY_S = 300.0  # of all containers, on a machine that is busy
+_POSTGRES_S = 120.0
 _LOOK_S = 0.3
 _AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 # A child of what process 1, the engine's init, has started: a runner.
@@ -200,7 +201,7 @@ class ComposeFaults:
 
     async def _until_postgres(self) -> None:
         """It answers; TimeoutError when it does not for long."""
-        async with asyncio.timeout(_READY_S):
+        async with asyncio.timeout(_POSTGRES_S):
             while True:
                 with contextlib.suppress(*_AWAY):
                     connection = await asyncpg.connect(self._database_url, timeout=_LOOK_S * 10)
@@ -218,16 +219,7 @@ class ComposeFaults:
         for node in self._nodes.all:
             await _healed(node, states[node.id])
         await self._until_postgres()
-        async with asyncio.timeout(_READY_S):
-            while not await self._is_healthy():
-                await asyncio.sleep(_LOOK_S)
-
-    async def _is_healthy(self) -> bool:
-        states = await self._project.states(self._nodes.all)
-        return all(
-            state["State"].get("Health", {}).get("Status", "healthy") == "healthy"
-            for state in states.values()
-        )
+        await self._project.until_healthy(self._nodes.all, READY_S)
 
 
 async def _healed(node: Node, shown: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ _BUILD_S = 1800.0  # a first build downloads bases and packages
 _LABEL: Final = "com.docker.compose"
 _REPORT_CHARACTERS = 3000
 _LOG_LINES = "30"
+_LOOK_S = 0.5
 _AFTER_S = 3.0  # an engine tells of an end a little later
 _UNITS: Final = {"B": 1, "kB": 1000, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 
@@ -127,10 +128,10 @@ class Project:
         return (await self.compose("config", "--services")).split()
 
     async def up(self, *scales: str) -> None:
-        """Built, and every service healthy."""
+        """Built and started, whatever waits for others included."""
         await self.compose("build", timeout_s=_BUILD_S)
         scale = [argument for each in scales for argument in ("--scale", each)]
-        await self.compose("up", "-d", "--wait", *scale, timeout_s=_BUILD_S)
+        await self.compose("up", "-d", *scale, timeout_s=_BUILD_S)
 
     async def down(self) -> None:
         await self.compose(
@@ -145,6 +146,15 @@ class Project:
     async def states(self, nodes: Sequence[Node]) -> dict[str, dict[str, Any]]:
         """What `docker inspect` says of each, by id."""
         return {one["Id"]: one for one in json.loads(await docker("inspect", *(node.id for node in nodes)))}
+
+    async def until_healthy(self, nodes: Sequence[Node], bound_s: float) -> None:
+        """Each has been so once: on a machine that is busy, not all are at the same moment. Else TimeoutError."""
+        awaited = list(nodes)
+        async with asyncio.timeout(bound_s):
+            while awaited:
+                states = await self.states(awaited)
+                awaited = [node for node in awaited if not _is_healthy(states[node.id]["State"])]
+                await asyncio.sleep(_LOOK_S)
 
     async def _inspect(self, service: str) -> list[dict[str, Any]]:
         found = await docker(
@@ -165,6 +175,10 @@ class Project:
             if (name := names.get(one["ID"][:12])) and (size := in_bytes(one["MemUsage"].split("/")[0])):
                 found[name] = size
         return found
+
+
+def _is_healthy(state: Mapping[str, Any]) -> bool:
+    return bool(state["Running"]) and state.get("Health", {}).get("Status", "healthy") == "healthy"
 
 
 def _node(shown: Mapping[str, Any]) -> Node:
