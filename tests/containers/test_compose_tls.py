@@ -87,7 +87,7 @@ async def test_without_certificate_token_or_role_a_call_is_refused(secured: Secu
         async with Client.connect(secured.address, security=by) as client:
             with pytest.raises(RaraError) as caught:
                 await client.list_definitions(timeout_s=CALL_S).__anext__()
-        refused[name] = caught.value.code
+        refused[name] = caught.value.reason
     assert refused == {
         "plain text": "UNAVAILABLE",
         "no certificate": "UNAVAILABLE",
