@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from rara.v1 import common_pb2, job_pb2
+from rara.v1 import common_pb2, dispatch_pb2, job_pb2
 from rara_executor.outbox import MAX_BATCH_EVENTS, MAX_UNSENT_PROGRESS, PROGRESS_DELAY_S, Outbox
 
 T0 = 1000.0
@@ -74,7 +74,7 @@ def test_progress_waits_a_moment_and_anything_else_takes_it_along() -> None:
     assert names(outbox.take(T0 + 0.001)) == [(1, 1, "progress"), (2, 1, "accepted")]
 
 
-def test_a_hundred_reports_of_progress_are_due_at_once() -> None:
+def test_reports_of_progress_that_fill_a_frame_are_due_at_once() -> None:
     outbox = Outbox()
     for token in range(MAX_BATCH_EVENTS):
         outbox.add(progress(token, "a"), T0)
@@ -87,18 +87,37 @@ def test_much_progress_by_size_is_due_at_once() -> None:
     assert outbox.due_in(T0) == 0.0
 
 
-def test_a_frame_holds_at_most_a_hundred_events_and_a_mebibyte() -> None:
+def test_a_frame_holds_at_most_so_many_events_and_a_mebibyte() -> None:
     outbox = Outbox()
-    for token in range(150):
+    for token in range(MAX_BATCH_EVENTS + 50):
         outbox.add(accepted(token), T0)
-    assert len(outbox.take(T0)) == 100
+    assert len(outbox.take(T0)) == MAX_BATCH_EVENTS == 500
     assert len(outbox.take(T0)) == 50
 
-    for token in (201, 202, 203):
+    for token in (1001, 1002, 1003):
         outbox.add(succeeded(token, 600_000), T0)
     assert [len(outbox.take(T0)) for _ in range(3)] == [1, 1, 1]
-    outbox.add(succeeded(204, 1 << 20), T0)  # a large one goes alone
+    outbox.add(succeeded(1004, 1 << 20), T0)  # a large one goes alone
     assert len(outbox.take(T0)) == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 40, 60, 100, 20_000, 300_000])  # on both sides of a varint's lengths
+def test_a_frame_is_what_the_contract_calls_a_connect_request(size: int) -> None:
+    outbox = Outbox()
+    events = [accepted(1), progress(2, "half", "[1]"), succeeded(3, size), failed(1)]
+    for one in events:
+        outbox.add(one, T0)
+    wanted = dispatch_pb2.ConnectRequest(events=dispatch_pb2.EventBatch(events=events))
+    assert outbox.take_frame(T0) == wanted.SerializeToString()
+    assert outbox.take_frame(T0) == b""
+
+
+def test_a_merged_report_is_what_the_frame_holds() -> None:
+    outbox = Outbox()
+    outbox.add(progress(1, "first", "[1]"), T0, connected=False)
+    outbox.add(progress(1, "second"), T0, connected=False)
+    (event,) = dispatch_pb2.ConnectRequest.FromString(outbox.take_frame(T0)).events.events
+    assert (event.sequence, event.progress.message, event.progress.checkpoint.data) == (1, "second", b"[1]")
 
 
 def test_unsent_progress_is_merged_under_pressure_keeping_number_and_newest_checkpoint() -> None:

@@ -5,12 +5,11 @@ import random
 from collections.abc import Callable
 
 import structlog
-from rara.v1 import dispatch_pb2_grpc
 from rara_client.security import Security
 
 from rara_executor.errors import ExecutorError
 from rara_executor.outbox import Outbox
-from rara_executor.session import Session, SessionEnd, SessionEvents
+from rara_executor.session import Session, SessionEnd, SessionEvents, connect
 
 log = structlog.get_logger(__name__)
 
@@ -89,8 +88,7 @@ class Connection:
             channel = self._security.channel(self._target, CHANNEL_OPTIONS)
         except ValueError as error:  # a file is being replaced: the next try finds it
             return SessionEnd(str(error), welcomed=False, went_away=None, said_goodbye=False)
-        call = dispatch_pb2_grpc.DispatchServiceStub(channel).Connect()
-        self.session = session = Session(call, self._outbox, self._events)
+        self.session = session = Session(connect(channel), self._outbox, self._events)
         try:
             return await session.run()
         finally:

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from rara.v1 import job_pb2
+from google.protobuf.descriptor import Descriptor
+from rara.v1 import dispatch_pb2, job_pb2
 
 MAX_BATCH_BYTES = 1 << 20
-MAX_BATCH_EVENTS = 100
+MAX_BATCH_EVENTS = 500  # a frame costs as much as some ten events; the scheduler takes it in without a pause
 PROGRESS_BATCH_BYTES = 256 << 10
 PROGRESS_DELAY_S = 0.010
 # Unsent progress of one job beyond which a newer one is merged into the last.
@@ -28,19 +29,27 @@ class _State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One event on its way. first_sent_at: on the caller's clock."""
+    """One event on its way. data: the event as it is sent. first_sent_at: on the caller's clock."""
 
     event: job_pb2.ProgressEvent
+    data: bytes
     kind: str
-    size_bytes: int
+    token: int
+    sequence: int
     order: int
     queued_at: float
     state: _State = _State.QUEUED
     first_sent_at: float | None = None
 
     @property
-    def sequence(self) -> int:
-        return self.event.sequence
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    def say(self, event: job_pb2.ProgressEvent) -> None:
+        """Another event under the same number."""
+        event.sequence = self.sequence
+        self.event = event
+        self.data = event.SerializeToString()
 
 
 @dataclass(slots=True)
@@ -72,7 +81,10 @@ class Outbox:
         A progress event is merged into the lease's last one, if that was never sent and there is pressure:
         no session, a full window, or many unsent ones.
         """
-        lane = self._lanes.setdefault(event.lease.lease_token, _Lane())
+        token = event.lease.lease_token
+        lane = self._lanes.get(token)
+        if lane is None:
+            lane = self._lanes[token] = _Lane()
         kind = event.WhichOneof("event") or ""
         if kind == "progress":
             last = lane.entries.get(lane.last_sequence)
@@ -89,13 +101,13 @@ class Outbox:
                 self._merge(last, event)
                 return last.sequence
         lane.last_sequence += 1
-        event.sequence = lane.last_sequence
+        event.sequence = sequence = lane.last_sequence
         self._orders += 1
-        entry = Entry(event, kind, event.ByteSize(), self._orders, now)
-        lane.entries[event.sequence] = entry
-        self.held_bytes += entry.size_bytes
-        self._enqueue(entry)
-        return entry.sequence
+        entry = Entry(event, event.SerializeToString(), kind, token, sequence, self._orders, now)
+        lane.entries[sequence] = entry
+        self.held_bytes += len(entry.data)
+        self._enqueue(entry, lane)
+        return sequence
 
     def due_in(self, now: float) -> float | None:
         """Seconds until the next frame should leave; 0: now; None: nothing can be sent."""
@@ -108,14 +120,22 @@ class Outbox:
 
     def take(self, now: float) -> list[job_pb2.ProgressEvent]:
         """The events of the next frame, oldest first; they count as sent."""
-        events: list[job_pb2.ProgressEvent] = []
+        return [entry.event for entry in self._take(now)]
+
+    def take_frame(self, now: float) -> bytes:
+        """The same as a ConnectRequest on the wire; empty: there is nothing to say. Nothing is serialized twice."""
+        events = b"".join([part for entry in self._take(now) for part in _field(_EVENTS, entry.data)])
+        return b"".join(_field(_FRAME_EVENTS, events)) if events else b""
+
+    def _take(self, now: float) -> list[Entry]:
+        entries: list[Entry] = []
         size = 0
-        while self._queue and len(events) < MAX_BATCH_EVENTS and self.in_flight < self.event_window:
+        while len(entries) < MAX_BATCH_EVENTS and self.in_flight < self.event_window:
             self._skip_gone()
             if not self._queue:
                 break
             entry = self._queue[0]
-            if events and size + entry.size_bytes > MAX_BATCH_BYTES:
+            if entries and size + len(entry.data) > MAX_BATCH_BYTES:
                 break
             self._queue.popleft()
             self._uncount(entry)
@@ -123,9 +143,9 @@ class Outbox:
             if entry.first_sent_at is None:
                 entry.first_sent_at = now
             self.in_flight += 1
-            size += entry.size_bytes
-            events.append(entry.event)
-        return events
+            size += len(entry.data)
+            entries.append(entry)
+        return entries
 
     def acknowledge(self, token: int, sequence: int, missing: Iterable[int] = ()) -> list[Entry]:
         """Everything up to sequence is stored, but for the missing numbers, which are queued again.
@@ -135,17 +155,17 @@ class Outbox:
         lane = self._lanes.get(token)
         if lane is None:
             return []
-        wanted = set(missing)
+        wanted = sorted(missing)
         stored = [number for number in lane.entries if number <= sequence and number not in wanted]
         done = [lane.entries.pop(number) for number in stored]
         for entry in done:
             self._forget(entry)
         lane.acked_sequence = max(lane.acked_sequence, min(sequence, lane.last_sequence))
-        for number in sorted(wanted):
+        for number in wanted:
             entry_or_none = lane.entries.get(number)
             if entry_or_none is not None and entry_or_none.state is _State.SENT:
                 self.in_flight -= 1
-                self._enqueue(entry_or_none)
+                self._enqueue(entry_or_none, lane)
         return done
 
     def hold(self, token: int, sequence: int) -> Entry | None:
@@ -164,7 +184,7 @@ class Outbox:
         """Send a held event again, as it is."""
         entry = self._find(token, sequence)
         if entry is not None and entry.state is _State.HELD:
-            self._enqueue(entry)
+            self._enqueue(entry, self._lanes[token])
 
     def replace(self, event: job_pb2.ProgressEvent, sequence: int) -> None:
         """Put a terminal event in the place of a held one; what came after it is dropped."""
@@ -176,14 +196,12 @@ class Outbox:
         for number in [number for number in lane.entries if number > sequence]:
             self._forget(lane.entries.pop(number))
         lane.last_sequence = sequence
-        event.sequence = sequence
         self.held_bytes -= entry.size_bytes
-        entry.event = event
+        entry.say(event)
         entry.kind = event.WhichOneof("event") or ""
-        entry.size_bytes = event.ByteSize()
         self.held_bytes += entry.size_bytes
         if entry.state is _State.HELD:
-            self._enqueue(entry)
+            self._enqueue(entry, lane)
 
     def drop(self, token: int) -> None:
         """Forget the lease with all its events."""
@@ -204,7 +222,7 @@ class Outbox:
             if entry.state is not _State.HELD:
                 entry.state = _State.PAUSED
         # Queued again, they must not be found at their old places, before what was sent earlier.
-        self._queue = deque(entry for entry in self._queue if entry.event.lease.lease_token != token)
+        self._queue = deque(entry for entry in self._queue if entry.token != token)
 
     def resume(self, token: int) -> None:
         """The lease has a stream again: what waited, and what was sent and not acknowledged, is queued anew."""
@@ -212,7 +230,7 @@ class Outbox:
         lane.paused = False
         for number in sorted(lane.entries):
             if lane.entries[number].state is _State.PAUSED:
-                self._enqueue(lane.entries[number])
+                self._enqueue(lane.entries[number], lane)
 
     def rewind(self) -> None:
         """The session has ended: what was sent and not acknowledged is sent again in the next one."""
@@ -228,7 +246,7 @@ class Outbox:
         for lane in self._lanes.values():
             lane.unsent_progress = 0
         for entry in sorted(queued, key=lambda entry: entry.order):
-            self._enqueue(entry)
+            self._enqueue(entry, self._lanes[entry.token])
 
     def holds(self, token: int) -> bool:
         """Whether anything of the lease is not known to be stored."""
@@ -257,35 +275,33 @@ class Outbox:
         if not event.progress.HasField("checkpoint") and last.event.progress.HasField("checkpoint"):
             event.progress.checkpoint.CopyFrom(last.event.progress.checkpoint)
             event.progress.checkpoint_artifacts.extend(last.event.progress.checkpoint_artifacts)
-        event.sequence = last.sequence
-        size = event.ByteSize()
-        self.held_bytes += size - last.size_bytes
+        before = last.size_bytes
+        last.say(event)
+        self.held_bytes += last.size_bytes - before
         if last.state is _State.QUEUED:
-            self._queued_bytes += size - last.size_bytes
-        last.event = event
-        last.size_bytes = size
+            self._queued_bytes += last.size_bytes - before
 
-    def _enqueue(self, entry: Entry) -> None:
-        if self._lanes[entry.event.lease.lease_token].paused:
+    def _enqueue(self, entry: Entry, lane: _Lane) -> None:
+        if lane.paused:
             entry.state = _State.PAUSED
             return
         entry.state = _State.QUEUED
         self._queue.append(entry)
         self._queued += 1
-        self._queued_bytes += entry.size_bytes
+        self._queued_bytes += len(entry.data)
         if entry.kind == "progress":
-            self._lanes[entry.event.lease.lease_token].unsent_progress += 1
+            lane.unsent_progress += 1
         else:
             self._urgent += 1
 
     def _uncount(self, entry: Entry) -> None:
         """The entry is no longer among the queued ones."""
         self._queued -= 1
-        self._queued_bytes -= entry.size_bytes
+        self._queued_bytes -= len(entry.data)
         if entry.kind != "progress":
             self._urgent -= 1
         else:
-            lane = self._lanes.get(entry.event.lease.lease_token)
+            lane = self._lanes.get(entry.token)
             if lane is not None:
                 lane.unsent_progress -= 1
 
@@ -295,8 +311,29 @@ class Outbox:
         elif entry.state is _State.QUEUED:
             self._uncount(entry)
         entry.state = _State.GONE
-        self.held_bytes -= entry.size_bytes
+        self.held_bytes -= len(entry.data)
 
     def _skip_gone(self) -> None:
         while self._queue and self._queue[0].state is not _State.QUEUED:
             self._queue.popleft()
+
+
+def _tag(message: Descriptor, field: str) -> bytes:
+    return bytes(
+        ((message.fields_by_name[field].number << 3) | 2,)
+    )  # 2: what follows has its length before it
+
+
+_EVENTS = _tag(dispatch_pb2.EventBatch.DESCRIPTOR, "events")
+_FRAME_EVENTS = _tag(dispatch_pb2.ConnectRequest.DESCRIPTOR, "events")
+
+
+def _field(tag: bytes, data: bytes) -> tuple[bytes, bytes, bytes]:
+    """A field of Protobuf's wire format that has a length: tag, length as a varint, and the bytes."""
+    length = len(data)
+    varint = bytearray()
+    while length > 0x7F:
+        varint.append(length & 0x7F | 0x80)
+        length >>= 7
+    varint.append(length)
+    return tag, bytes(varint), data

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import grpc
 import structlog
@@ -19,11 +19,24 @@ from rara_executor.outbox import Outbox
 
 log = structlog.get_logger(__name__)
 
-ConnectCall = grpc.aio.StreamStreamCall[dispatch_pb2.ConnectRequest, dispatch_pb2.ConnectResponse]
+# A frame of events is written as bytes: each was serialized when it was taken into the outbox.
+Frame: TypeAlias = dispatch_pb2.ConnectRequest | bytes
+ConnectCall = grpc.aio.StreamStreamCall[Frame, dispatch_pb2.ConnectResponse]
 
+CONNECT = "/rara.v1.DispatchService/Connect"
 WELCOME_TIMEOUT_S = 10.0
 LAST_WORDS_S = 5.0  # after GoAway, for the acks of what the scheduler still commits
 MAX_REJECTIONS = 10_000
+
+
+def connect(channel: grpc.aio.Channel) -> ConnectCall:
+    """Open the call. The stub that is made from the contract would take no bytes."""
+    method: grpc.aio.StreamStreamMultiCallable[Frame, dispatch_pb2.ConnectResponse] = channel.stream_stream(
+        CONNECT,
+        request_serializer=lambda frame: frame if isinstance(frame, bytes) else frame.SerializeToString(),
+        response_deserializer=dispatch_pb2.ConnectResponse.FromString,
+    )
+    return method()
 
 
 class JobSession(Protocol):
@@ -245,10 +258,9 @@ class Session:
             now = lease_now()
             due = self._outbox.due_in(now)
             if due == 0.0:
-                events = self._outbox.take(now)
-                if events:
-                    batch = dispatch_pb2.EventBatch(events=events)
-                    await self._call.write(dispatch_pb2.ConnectRequest(events=batch))
+                frame_of_events = self._outbox.take_frame(now)
+                if frame_of_events:
+                    await self._call.write(frame_of_events)
                     continue
             if self._goodbye and self._outbox.is_empty():
                 await self._say_goodbye()
