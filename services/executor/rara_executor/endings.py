@@ -21,8 +21,7 @@ def last_event(
     if stop is not None and (job.refused_sequence or stop.reason == Code.SECRET_IN_PAYLOAD):
         return _failed(events, job, stop.reason, stop.message, end)
     if isinstance(outcome, Succeeded):  # what is done is done, also if it was asked to stop
-        consumed = list(job.artifacts.consumed.values())
-        return events.succeeded(job.lease, outcome.output, job.artifacts.manifest, consumed)
+        return events.succeeded(job.lease, outcome.output, *job.outputs())
     if stop is not None and stop.kind is StopKind.FAIL:
         return _failed(events, job, stop.reason, stop.message, end)
     if stop is not None:

@@ -1,5 +1,7 @@
 """What handlers say and how jobs end, as log lines with the step's ids and without secrets."""
 
+import logging
+
 import structlog
 from rara.v1 import job_pb2
 
@@ -32,7 +34,8 @@ class HandlerLogs:
 def ended(job: HeldJob, event: job_pb2.ProgressEvent) -> None:
     """Successes at debug level: of short steps there are thousands a second."""
     if event.HasField("succeeded"):
-        log.debug("job.succeeded", **job.names)
+        if log.is_enabled_for(logging.DEBUG):  # the names cost more than the call
+            log.debug("job.succeeded", **job.names)
     elif event.HasField("failed"):
         log.warning("job.failed", **job.names, code=event.failed.code, message=event.failed.message)
     else:

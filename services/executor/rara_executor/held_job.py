@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from rara.v1 import job_pb2
+from rara.v1 import common_pb2, job_pb2
 
-from rara_executor.artifacts import JobArtifacts
+from rara_executor.artifacts import ArtifactStore, JobArtifacts
 from rara_executor.lease_clock import LeaseClock
 from rara_executor.runner import Runner
 from rara_executor.runner_protocol import Failed, OperationInfo, Stopped, Succeeded
 from rara_executor.tracing import JobSpan, trace_id
+from rara_executor.wire import TimeLimits
 
 
 class Phase(StrEnum):
@@ -57,9 +58,10 @@ def names(request: job_pb2.JobRequest) -> dict[str, object]:
 class HeldJob:
     request: job_pb2.JobRequest
     operation: OperationInfo
-    scratch: Path
+    scratch: str  # a folder that need not be there
     clock: LeaseClock
-    artifacts: JobArtifacts
+    store: ArtifactStore
+    limits: TimeLimits
     received_at: float  # on the loop's clock, like the next
     phase: Phase = Phase.ACCEPTING
     progressed_at: float = 0.0
@@ -76,14 +78,26 @@ class HeldJob:
     span: JobSpan | None = None  # from the first time that it went to a runner
     effects: dict[int, int] = field(default_factory=dict)  # sequence to the runner's request
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    lease: job_pb2.Lease = field(init=False)
+    token: int = field(init=False)
+    _artifacts: JobArtifacts | None = None
+
+    def __post_init__(self) -> None:
+        self.lease = self.request.lease
+        self.token = self.lease.lease_token
 
     @property
-    def lease(self) -> job_pb2.Lease:
-        return self.request.lease
+    def artifacts(self) -> JobArtifacts:
+        """Made when it is asked for: most jobs have none."""
+        if self._artifacts is None:
+            self._artifacts = JobArtifacts(self.store, self.request, Path(self.scratch))
+        return self._artifacts
 
-    @property
-    def token(self) -> int:
-        return self.request.lease.lease_token
+    def outputs(self) -> tuple[list[common_pb2.Artifact], list[common_pb2.Digest]]:
+        """The manifest, and the inputs that were opened."""
+        if self._artifacts is None:
+            return [], []
+        return self._artifacts.manifest, list(self._artifacts.consumed.values())
 
     @property
     def names(self) -> dict[str, object]:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 
-from rara_executor import wire
 from rara_executor.codes import Code
 from rara_executor.held_job import HeldJob
 
@@ -20,29 +19,27 @@ class JobTimers:
 
     def received(self, job: HeldJob) -> None:
         """The time to the deadline runs from the request's receipt."""
-        time_remaining_s = wire.seconds(job.request, "time_remaining")
-        if time_remaining_s is not None:
-            self._arm(job, time_remaining_s, Code.DEADLINE_EXCEEDED)
+        if job.limits.time_remaining_s is not None:
+            self._arm(job, job.limits.time_remaining_s, Code.DEADLINE_EXCEEDED)
 
     def started(self, job: HeldJob) -> None:
-        attempt_timeout_s = wire.seconds(job.request, "attempt_timeout")
-        if attempt_timeout_s is not None:
-            self._arm(job, attempt_timeout_s, Code.ATTEMPT_TIMEOUT)
-        progress_timeout_s = wire.seconds(job.request, "progress_timeout")
+        limits = job.limits
+        if limits.attempt_timeout_s is not None:
+            self._arm(job, limits.attempt_timeout_s, Code.ATTEMPT_TIMEOUT)
         self.progressed(job)
-        if progress_timeout_s is not None:
-            self._watch_progress(job, progress_timeout_s, progress_timeout_s)
+        if limits.progress_timeout_s is not None:
+            self._watch_progress(job, limits.progress_timeout_s, limits.progress_timeout_s)
 
     def progressed(self, job: HeldJob) -> None:
         job.progressed_at = self._loop.time()
 
     def left_s(self, job: HeldJob) -> float | None:
         """To the deadline or the end of the attempt that starts now; None: there is neither."""
-        remaining_s = wire.seconds(job.request, "time_remaining")
-        if remaining_s is not None:
-            remaining_s -= self._loop.time() - job.received_at
-        attempt_timeout_s = wire.seconds(job.request, "attempt_timeout")
-        return min((limit for limit in (remaining_s, attempt_timeout_s) if limit is not None), default=None)
+        remaining_s, attempt_timeout_s = job.limits.time_remaining_s, job.limits.attempt_timeout_s
+        if remaining_s is None:
+            return attempt_timeout_s
+        remaining_s -= self._loop.time() - job.received_at
+        return remaining_s if attempt_timeout_s is None else min(remaining_s, attempt_timeout_s)
 
     def kill_within(self, job: HeldJob, grace_s: float) -> None:
         """An earlier kill stays."""

@@ -2,11 +2,16 @@
 
 A frame is two 32-bit lengths (of all that follows, of the header), a JSON header, and the bytes fields one
 after the other. Payloads travel as they are: the supervisor does not parse what it only hands on.
+
+Messages are not frozen, although nobody changes them: to make a frozen one costs three times as much, and each job
+needs some six.
 """
 
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TypeAlias, get_type_hints
+from operator import attrgetter, itemgetter
+from typing import Any, TypeAlias, get_type_hints
 
 import orjson
 
@@ -18,7 +23,7 @@ class ProtocolError(Exception):
     """The other side sent what is no frame."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Setup:
     """To a new runner, first: what to import."""
 
@@ -36,7 +41,7 @@ class OperationInfo:
     input_schema_sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ready:
     """From a runner: its modules are imported."""
 
@@ -44,7 +49,7 @@ class Ready:
     problem: str  # why it cannot work; empty: it can
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Assume:
     """To a runner that is ready: run `async def` handlers side by side, or plain ones one by one."""
 
@@ -63,7 +68,7 @@ class InputInfo:
     metadata: str  # JSON; empty: none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StartJob:
     lease_token: int
     step_run_id: str
@@ -89,7 +94,7 @@ class StartJob:
     tracestate: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CancelJob:
     """To a runner: ask the handler to stop."""
 
@@ -97,7 +102,7 @@ class CancelJob:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """To a runner: what became of its request; `path` of an opened artifact."""
 
@@ -108,12 +113,12 @@ class Reply:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leave:
     """To an idle runner: exit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
     lease_token: int
     fraction: float | None
@@ -125,7 +130,7 @@ class Progress:
     )  # of the checkpoint: name, and what keep said
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecordEffect:
     """Answered when the effect is stored."""
 
@@ -135,7 +140,7 @@ class RecordEffect:
     result: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenArtifact:
     """Answered with the path of the verified bytes."""
 
@@ -145,7 +150,7 @@ class OpenArtifact:
     of_checkpoint: bool = False  # else: an input
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PutArtifact:
     """Answered when the bytes at `path`, in the job's scratch folder, are stored."""
 
@@ -162,7 +167,7 @@ class PutArtifact:
     for_checkpoint: bool = False  # else: an output
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogLine:
     lease_token: int
     level: str
@@ -170,20 +175,20 @@ class LogLine:
     values: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LeavesChildren:
     """Before the outcome of a blocking handler: processes that it started are still there."""
 
     lease_token: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Succeeded:
     lease_token: int
     output: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Failed:
     lease_token: int
     code: str
@@ -194,7 +199,7 @@ class Failed:
     details: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stopped:
     """The handler ended because it was asked to; a runner of blocking handlers exits after this."""
 
@@ -209,26 +214,45 @@ Message: TypeAlias = ToRunner | FromRunner
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
+    """How one class is written. arrange: from the plain values and then the binary ones to the class's own order."""
+
     tag: int
     cls: type
-    plain: tuple[str, ...]
-    binary: tuple[str, ...]
-    nested: dict[str, type] = field(default_factory=dict)
+    plain: Callable[[Message], tuple[Any, ...]]
+    binary: Callable[[Message], tuple[Any, ...]]
+    counts: tuple[int, int]
+    arrange: Callable[[list[Any]], tuple[Any, ...]]
+    nested: dict[int, type]  # by the place among the plain values
+
+
+def _shape(tag: int, cls: type) -> _Shape:
+    hints = get_type_hints(cls)
+    names = [item.name for item in fields(cls)]
+    binary = [name for name in names if hints[name] in (bytes, bytes | None)]
+    plain = [name for name in names if name not in binary]
+    nested = {plain.index(name): inner for name, inner in _NESTED.get(cls, {}).items()}
+    arrange = _several(itemgetter, [(plain + binary).index(name) for name in names])
+    counts = len(plain), len(binary)
+    return _Shape(
+        tag, cls, _several(attrgetter, plain), _several(attrgetter, binary), counts, arrange, nested
+    )
+
+
+def _several(getter: Any, of: Sequence[str | int]) -> Callable[[Any], tuple[Any, ...]]:
+    """A getter that always gives a tuple: those of `operator` give no tuple of one, and none of none."""
+    if len(of) > 1:
+        several: Callable[[Any], tuple[Any, ...]] = getter(*of)
+        return several
+    single = [getter(one) for one in of]
+    return lambda given: tuple(get(given) for get in single)
 
 
 def _shapes() -> list[_Shape]:
-    shapes = []
     classes: tuple[type, ...] = (
         Setup, Ready, Assume, StartJob, CancelJob, Reply, Leave, Progress, RecordEffect, OpenArtifact,
         PutArtifact, LogLine, LeavesChildren, Succeeded, Failed, Stopped,
     )  # fmt: skip
-    for tag, cls in enumerate(classes):
-        hints = get_type_hints(cls)
-        names = [item.name for item in fields(cls)]
-        binary = tuple(name for name in names if hints[name] in (bytes, bytes | None))
-        plain = tuple(name for name in names if name not in binary)
-        shapes.append(_Shape(tag, cls, plain, binary, _NESTED.get(cls, {})))
-    return shapes
+    return [_shape(tag, cls) for tag, cls in enumerate(classes)]
 
 
 _NESTED: dict[type, dict[str, type]] = {
@@ -241,15 +265,10 @@ _BY_CLASS = {shape.cls: shape for shape in _SHAPES}
 
 def encode(message: Message) -> bytes:
     shape = _BY_CLASS[type(message)]
-    blobs = [getattr(message, name) for name in shape.binary]
-    header = orjson.dumps(
-        [
-            shape.tag,
-            [getattr(message, name) for name in shape.plain],
-            [-1 if blob is None else len(blob) for blob in blobs],
-        ]
-    )
-    body = b"".join(blob for blob in blobs if blob)
+    blobs = shape.binary(message)
+    lengths = [-1 if blob is None else len(blob) for blob in blobs]
+    header = orjson.dumps((shape.tag, shape.plain(message), lengths))
+    body = b"".join([blob for blob in blobs if blob])
     return b"".join((_LENGTHS.pack(4 + len(header) + len(body), len(header)), header, body))
 
 
@@ -282,16 +301,17 @@ class Decoder:
 
 def _decode(header: bytes, body: bytes) -> Message:
     try:
-        tag, plain, lengths = orjson.loads(header)
+        tag, values, lengths = orjson.loads(header)
         shape = _SHAPES[tag]
-        values = dict(zip(shape.plain, plain, strict=True))
-        for name, cls in shape.nested.items():
-            values[name] = [cls(**item) for item in values[name]]
+        if (len(values), len(lengths)) != shape.counts:
+            raise ProtocolError(f"{len(values)} and {len(lengths)} values, not {shape.counts}")
+        for place, cls in shape.nested.items():
+            values[place] = [cls(**item) for item in values[place]]
         position = 0
-        for name, length in zip(shape.binary, lengths, strict=True):
-            values[name] = None if length < 0 else body[position : position + length]
+        for length in lengths:
+            values.append(None if length < 0 else body[position : position + length])
             position += max(length, 0)
-        message: Message = shape.cls(**values)
+        message: Message = shape.cls(*shape.arrange(values))
     except (ValueError, TypeError, IndexError) as error:
         raise ProtocolError(f"a frame that says nothing: {error}") from error
     return message

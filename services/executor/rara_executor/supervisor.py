@@ -1,6 +1,8 @@
 """Every job that this executor holds, by lease token, and what is to happen with it next."""
 
 import asyncio
+import logging
+import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from rara.v1 import dispatch_pb2, job_pb2
 
 from rara_executor import handler_logs, secret_providers, wire
 from rara_executor.artifact_files import remove_folder
-from rara_executor.artifacts import ArtifactStore, JobArtifacts
+from rara_executor.artifacts import ArtifactStore
 from rara_executor.child_process import ProcessExit
 from rara_executor.codes import Code
 from rara_executor.drain_tally import DrainTally
@@ -94,6 +96,7 @@ class Supervisor:
         self.max_payload_bytes = 1 << 20
         self.max_frame_bytes = 4 << 20
         self._loop = asyncio.get_running_loop()
+        self._is_telling = False
 
     @property
     def running(self) -> list[HeldJob]:
@@ -179,7 +182,8 @@ class Supervisor:
         self._timers.started(job)
         if job.span is not None:
             job.span.started()
-        log.debug("job.started", **job.names, runner_id=runner.runner_id)
+        if log.is_enabled_for(logging.DEBUG):  # the names cost more than the call
+            log.debug("job.started", **job.names, runner_id=runner.runner_id)
         return job.clock.over_at
 
     def on_runner_message(self, runner: Runner, message: FromRunner) -> None:
@@ -247,13 +251,13 @@ class Supervisor:
         if isinstance(taken, NotTaken):
             self._reject(request, taken.code, taken.message)
             return
-        scratch = self._limits.scratch / str(request.lease.lease_token)
         job = HeldJob(
             request=request,
             operation=taken,
-            scratch=scratch,
+            scratch=f"{self._limits.scratch}/{request.lease.lease_token}",
             clock=LeaseClock(wire.seconds(request, "lease_duration") or DEFAULT_LEASE_S),
-            artifacts=JobArtifacts(self._store, request, scratch),
+            store=self._store,
+            limits=wire.time_limits(request),
             received_at=self._loop.time(),
         )
         self.jobs[job.token] = job
@@ -262,18 +266,17 @@ class Supervisor:
 
     def acknowledged(self, ack: dispatch_pb2.EventAck) -> None:
         """Events are stored: go on from there, or be done."""
-        for entry in self._outbox.acknowledge(ack.lease_token, ack.sequence, ack.missing):
-            self._stored(entry)
-        job = self.jobs.get(ack.lease_token)
-        if job is not None and job.has_ended and not self._outbox.holds(ack.lease_token):
+        token = ack.lease_token
+        job = self.jobs.get(token)
+        for entry in self._outbox.acknowledge(token, ack.sequence, ack.missing):
+            if job is not None:
+                self._stored(job, entry)
+        if job is not None and job.has_ended and not self._outbox.holds(token):
             if self.tally is not None and job.last_event is not None:
                 self.tally.stored(job.last_event)
             self._forget(job)
 
-    def _stored(self, entry: Entry) -> None:
-        job = self.jobs.get(entry.event.lease.lease_token)
-        if job is None:
-            return
+    def _stored(self, job: HeldJob, entry: Entry) -> None:
         if entry.kind == "accepted" and job.phase is Phase.ACCEPTING:
             job.phase = Phase.ACCEPTED
             job.clock.renewed(lease_now() if entry.first_sent_at is None else entry.first_sent_at)
@@ -314,7 +317,7 @@ class Supervisor:
         start = wire.start_message(
             job.request,
             secrets=secrets,
-            scratch=str(job.scratch),
+            scratch=job.scratch,
             max_payload_bytes=self.max_payload_bytes,
             time_left_s=self._timers.left_s(job),
             span=job.span,
@@ -337,7 +340,8 @@ class Supervisor:
 
     def _on_progress(self, job: HeldJob, message: Progress) -> None:
         self._timers.progressed(job)
-        event = self._events.progress(job.lease, message, job.artifacts.of_checkpoint(message.artifacts))
+        artifacts = job.artifacts.of_checkpoint(message.artifacts) if message.artifacts else ()
+        event = self._events.progress(job.lease, message, artifacts)
         if message.checkpoint is not None:
             job.checkpoint = event.progress
         self._emit(event)
@@ -468,8 +472,11 @@ class Supervisor:
             task.cancel()
         if self.session is not None:
             self.session.forget(job.token)
-        if job.scratch.exists():
-            self._tasks.create_task(asyncio.to_thread(remove_folder, job.scratch), name="remove scratch")
+        if os.access(
+            job.scratch, os.F_OK
+        ):  # most jobs make none; other ways to ask raise an exception for each
+            removal = asyncio.to_thread(remove_folder, Path(job.scratch))
+            self._tasks.create_task(removal, name="remove scratch")
 
     # Small things.
 
@@ -497,6 +504,13 @@ class Supervisor:
             self.slots.leave(job.request.kind)
 
     def after_change(self) -> None:
+        """Have it told, once for all that changes in this turn of the loop."""
+        if not self._is_telling:
+            self._is_telling = True
+            self._loop.call_soon(self._tell_change)
+
+    def _tell_change(self) -> None:
+        self._is_telling = False
         self.changed.set()
         if self.session is None:
             return

@@ -1,7 +1,8 @@
 """Events as the contract has them, with every text made valid, redacted and cut to size."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rara.v1 import common_pb2, job_pb2
 
@@ -22,28 +23,37 @@ class EventFactory:
         self._accepted = job_pb2.JobAccepted(executor_id=executor_id, executor_name=executor_name)
 
     def accepted(self, lease: job_pb2.Lease) -> job_pb2.ProgressEvent:
-        return _event(lease, accepted=self._accepted)
+        event = _event(lease)
+        event.accepted.CopyFrom(self._accepted)
+        return event
 
     def running(self, lease: job_pb2.Lease, runner_id: str) -> job_pb2.ProgressEvent:
-        return _event(lease, running=job_pb2.JobRunning(runner_id=runner_id))
+        event = _event(lease)
+        event.running.runner_id = runner_id
+        return event
 
     def progress(
         self, lease: job_pb2.Lease, progress: Progress, artifacts: Iterable[common_pb2.Artifact] = ()
     ) -> job_pb2.ProgressEvent:
-        message = job_pb2.JobProgress(
-            message=text.cut(self._redactor.text(progress.message), text.MAX_PROGRESS_BYTES),
-            metrics={self._redactor.text(name): value for name, value in progress.metrics.items()},
-        )
+        event = _event(lease)
+        message = event.progress
+        message.message = text.cut(self._redactor.text(progress.message), text.MAX_PROGRESS_BYTES)
+        if progress.metrics:
+            message.metrics.update(
+                {self._redactor.text(name): value for name, value in progress.metrics.items()}
+            )
         if progress.fraction is not None:
             message.fraction = progress.fraction
         if progress.checkpoint is not None:
             message.checkpoint.data = progress.checkpoint
             message.checkpoint_artifacts.extend(artifacts)
-        return _event(lease, progress=message)
+        return event
 
     def effect(self, lease: job_pb2.Lease, effect: RecordEffect) -> job_pb2.ProgressEvent:
-        result = common_pb2.Payload(data=effect.result)
-        return _event(lease, effect=job_pb2.Effect(name=effect.name, result=result))
+        event = _event(lease)
+        event.effect.name = effect.name
+        event.effect.result.data = effect.result
+        return event
 
     def succeeded(
         self,
@@ -52,7 +62,9 @@ class EventFactory:
         manifest: list[common_pb2.Artifact],
         consumed: list[common_pb2.Digest],
     ) -> job_pb2.ProgressEvent:
-        result = job_pb2.JobResult(output=common_pb2.Payload(data=self._redactor.json(output)))
+        event = _event(lease)
+        result = event.succeeded
+        result.output.data = self._redactor.json(output)
         if manifest:
             result.manifest.artifacts.extend(manifest)
             for artifact in result.manifest.artifacts:
@@ -60,7 +72,7 @@ class EventFactory:
                     artifact.metadata.data = self._redactor.json(artifact.metadata.data)
         if consumed:
             result.consumed.extend(consumed)
-        return _event(lease, succeeded=result)
+        return event
 
     def failed(self, lease: job_pb2.Lease, failed: Failed, end: ProcessExit | None) -> job_pb2.ProgressEvent:
         error = job_pb2.JobError(
@@ -76,7 +88,9 @@ class EventFactory:
             error.details.data = self._redactor.json(failed.details)
         if end is not None:
             error.runner_exit.CopyFrom(_exit(end))
-        return _event(lease, failed=error)
+        event = _event(lease)
+        event.failed.CopyFrom(error)
+        return event
 
     def cancelled(
         self,
@@ -92,7 +106,9 @@ class EventFactory:
             cancelled.checkpoint_artifacts.extend(checkpoint.checkpoint_artifacts)
         if end is not None:
             cancelled.runner_exit.CopyFrom(_exit(end))
-        return _event(lease, cancelled=cancelled)
+        event = _event(lease)
+        event.cancelled.CopyFrom(cancelled)
+        return event
 
 
 def failed_by_executor(lease: job_pb2.Lease, code: str, message: str) -> Failed:
@@ -132,17 +148,27 @@ def start_message(
         kind=request.kind,
         kind_version=request.kind_version,
         time_left_s=time_left_s,
-        inputs=[_input(artifact) for artifact in request.input_artifacts],
+        inputs=_inputs(request.input_artifacts),
         secrets=secrets,
-        effects={effect.name: effect.result.data.decode("utf-8", "replace") for effect in request.effects},
+        effects=_effects(request.effects),
         scratch=scratch,
         max_payload_bytes=max_payload_bytes,
         input=request.input.data,
         checkpoint=request.checkpoint.data if request.HasField("checkpoint") else None,
-        checkpoint_artifacts=[_input(artifact) for artifact in request.checkpoint_artifacts],
+        checkpoint_artifacts=_inputs(request.checkpoint_artifacts),
         traceparent=span.traceparent,
         tracestate=span.tracestate,
     )
+
+
+def _effects(effects: Sequence[job_pb2.Effect]) -> dict[str, str]:
+    if not effects:  # nearly always, and asking is cheaper than going through them
+        return {}
+    return {effect.name: effect.result.data.decode("utf-8", "replace") for effect in effects}
+
+
+def _inputs(artifacts: Sequence[common_pb2.Artifact]) -> list[Input]:
+    return [_input(artifact) for artifact in artifacts] if artifacts else []
 
 
 def _input(artifact: common_pb2.Artifact) -> Input:
@@ -154,6 +180,23 @@ def _input(artifact: common_pb2.Artifact) -> Input:
         type=artifact.type,
         metadata=artifact.metadata.data.decode("utf-8", "replace"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """The durations that a request gives its job. None: it gives none."""
+
+    time_remaining_s: float | None = None
+    attempt_timeout_s: float | None = None
+    progress_timeout_s: float | None = None
+
+
+_UNLIMITED = TimeLimits()
+
+
+def time_limits(request: job_pb2.JobRequest) -> TimeLimits:
+    limits = [seconds(request, name) for name in ("time_remaining", "attempt_timeout", "progress_timeout")]
+    return _UNLIMITED if limits == [None, None, None] else TimeLimits(*limits)
 
 
 def seconds(request: job_pb2.JobRequest, field: str) -> float | None:
@@ -175,26 +218,10 @@ def _exit(end: ProcessExit) -> job_pb2.RunnerExit:
     return message
 
 
-def _event(
-    lease: job_pb2.Lease,
-    *,
-    accepted: job_pb2.JobAccepted | None = None,
-    running: job_pb2.JobRunning | None = None,
-    progress: job_pb2.JobProgress | None = None,
-    effect: job_pb2.Effect | None = None,
-    succeeded: job_pb2.JobResult | None = None,
-    failed: job_pb2.JobError | None = None,
-    cancelled: job_pb2.JobCancelled | None = None,
-) -> job_pb2.ProgressEvent:
-    event = job_pb2.ProgressEvent(
-        lease=lease,
-        accepted=accepted,
-        running=running,
-        progress=progress,
-        effect=effect,
-        succeeded=succeeded,
-        failed=failed,
-        cancelled=cancelled,
-    )
-    event.event_time.FromNanoseconds(time.time_ns())
+def _event(lease: job_pb2.Lease) -> job_pb2.ProgressEvent:
+    """An event of which only what has happened is to be said. Filled in place: made apart it would be copied."""
+    event = job_pb2.ProgressEvent()
+    event.lease.CopyFrom(lease)
+    event_time = event.event_time
+    event_time.seconds, event_time.nanos = divmod(time.time_ns(), 1_000_000_000)
     return event
