@@ -88,7 +88,7 @@ func (c *child) work(given *start, logger *slog.Logger) (*engine.Work, error) {
 	}
 	work := &engine.Work{Request: job, Secrets: given.Secrets, Scratch: given.Scratch,
 		MaxPayloadBytes: given.MaxPayloadBytes, Port: c,
-		Logger: engine.JobLogger(logs.Redacted(logger, &redactor), job).WithGroup("handler")}
+		Logger: engine.HandlerLogger(logs.Redacted(logger, &redactor), job)}
 	if given.LeftMs > 0 {
 		work.EndsAt = time.Now().Add(time.Duration(given.LeftMs) * time.Millisecond)
 	}

@@ -141,9 +141,9 @@ func (d *drain) until(over <-chan struct{}, condition func() bool, bound func() 
 	s := d.supervisor
 	for {
 		var isMet bool
-		var changed chan struct{}
+		var changed <-chan struct{}
 		var at time.Time
-		s.locked(func() { isMet, changed, at = condition(), s.changed, bound() })
+		s.locked(func() { isMet, changed, at = condition(), s.nextChange(), bound() })
 		if isMet {
 			return
 		}

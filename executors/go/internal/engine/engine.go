@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/rara-run/rara/executors/go/internal/codes"
+	"github.com/rara-run/rara/executors/go/internal/logs"
 	"github.com/rara-run/rara/executors/go/internal/redact"
 	rarav1 "github.com/rara-run/rara/gen/go/rara/v1"
 )
@@ -108,6 +109,12 @@ func FailureOf(err error, code string) *codes.Failure {
 		return failure
 	}
 	return &codes.Failure{Code: code, Message: err.Error()}
+}
+
+// HandlerLogger is the job's own: in a group, so that its keys cannot pass for ours. It is made with its first line,
+// for most handlers write none.
+func HandlerLogger(logger *slog.Logger, request *rarav1.JobRequest) *slog.Logger {
+	return logs.Lazy(logger, func() *slog.Logger { return JobLogger(logger, request).WithGroup("handler") })
 }
 
 // duration of the wire, or the default where it is absent or nothing.

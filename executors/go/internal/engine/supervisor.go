@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rara-run/rara/executors/go/internal/codes"
 	"github.com/rara-run/rara/executors/go/internal/leaseclock"
 	"github.com/rara-run/rara/executors/go/internal/outbox"
@@ -46,7 +48,7 @@ type Supervisor struct {
 	session         link          // nil: there is none
 	spoken          uint32        // the version that the next Hello says
 	tally           *tally        // of a drain that is under way; nil: there is none
-	changed         chan struct{} // closed at the next change
+	changed         chan struct{} // closed at the next change; nil: nobody waits for one
 	leaked          int           // handlers that ignore their context
 	maxPayloadBytes int
 	maxInlineBytes  int
@@ -64,7 +66,6 @@ func newSupervisor(ctx context.Context, config Config, store *artifactStore, scr
 		jobs:            map[int64]*Job{},
 		operations:      map[[2]string]*Operation{},
 		outbox:          outbox.New(),
-		changed:         make(chan struct{}),
 		maxPayloadBytes: payload.MaxBytes,
 		maxInlineBytes:  16 << 10,
 		maxFrameBytes:   4 << 20,
@@ -199,11 +200,11 @@ func (s *Supervisor) start(job *Job) {
 	job.phase, job.inHandler = running, true
 	s.emit(s.events.running(job.lease(), "goroutine-"+strconv.FormatInt(job.token(), 10)))
 	s.armAttempt(job)
-	s.log(job).Debug("job.started")
+	s.debug(job, "job.started")
 	work := &Work{
 		Request: job.Request, Secrets: job.secrets, Scratch: job.scratch, MaxPayloadBytes: s.maxPayloadBytes,
 		EndsAt: endsAt(job.Request, job.receivedAt), Port: job,
-		Logger: s.log(job).WithGroup("handler"), // so that its keys cannot pass for ours
+		Logger: HandlerLogger(s.config.Logger, job.Request),
 	}
 	job.ctx, job.interrupt = HandlerContext(s.base, job.Request, work.EndsAt)
 	job.ctx, job.span = s.process(job.ctx, job.Request)
@@ -467,7 +468,9 @@ func (s *Supervisor) removeScratch(job *Job) {
 	if s.jobs[job.token()] == job {
 		return // a missing blob may still be asked for
 	}
-	s.spawn(func() { os.RemoveAll(job.scratch) })
+	if unix.Access(job.scratch, unix.F_OK) == nil { // most jobs make none
+		s.spawn(func() { os.RemoveAll(job.scratch) })
+	}
 }
 
 func (s *Supervisor) emit(event *rarav1.ProgressEvent) int64 {
@@ -493,10 +496,20 @@ func (s *Supervisor) reject(request *rarav1.JobRequest, code, message string) {
 	}
 }
 
+// nextChange is closed when the table has changed.
+func (s *Supervisor) nextChange() <-chan struct{} {
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	return s.changed
+}
+
 // afterChange tells all who wait for the table to become something, and asks for as many jobs as there are slots.
 func (s *Supervisor) afterChange() {
-	close(s.changed)
-	s.changed = make(chan struct{})
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
 	if s.session == nil {
 		return
 	}
@@ -508,11 +521,18 @@ func (s *Supervisor) afterChange() {
 
 func (s *Supervisor) log(job *Job) *slog.Logger { return JobLogger(s.config.Logger, job.Request) }
 
+// debug makes no logger for a line that nobody wants: of short steps there are thousands a second.
+func (s *Supervisor) debug(job *Job, message string) {
+	if s.config.Logger.Enabled(s.base, slog.LevelDebug) {
+		s.log(job).Debug(message)
+	}
+}
+
 // logEnd logs successes at debug level: of short steps there are thousands a second.
 func (s *Supervisor) logEnd(job *Job, event *rarav1.ProgressEvent) {
 	switch {
 	case event.GetSucceeded() != nil:
-		s.log(job).Debug("job.succeeded")
+		s.debug(job, "job.succeeded")
 	case event.GetFailed() != nil:
 		s.log(job).Warn("job.failed", "code", event.GetFailed().Code, "message", event.GetFailed().Message)
 	default:

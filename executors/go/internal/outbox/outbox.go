@@ -4,9 +4,9 @@
 package outbox
 
 import (
+	"cmp"
 	"maps"
 	"slices"
-	"sort"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -17,7 +17,7 @@ import (
 // When a frame leaves, and how large it gets.
 const (
 	MaxBatchBytes      = 1 << 20
-	MaxBatchEvents     = 100
+	MaxBatchEvents     = 500 // a frame costs as much as some ten events
 	ProgressBatchBytes = 256 << 10
 	ProgressDelay      = 10 * time.Millisecond
 	// MaxUnsentProgress of one job, beyond which a newer one is merged into the last.
@@ -154,7 +154,9 @@ func (o *Outbox) Acknowledge(token, sequence int64, missing []int64) []*Entry {
 			done = append(done, entry)
 		}
 	}
-	sort.Slice(done, func(i, j int) bool { return done[i].Sequence() < done[j].Sequence() })
+	if len(done) > 1 {
+		slices.SortFunc(done, func(a, b *Entry) int { return cmp.Compare(a.Sequence(), b.Sequence()) })
+	}
 	for _, entry := range done {
 		delete(l.entries, entry.Sequence())
 		o.forget(entry)
@@ -271,7 +273,7 @@ func (o *Outbox) Rewind() {
 			}
 		}
 	}
-	sort.Slice(again, func(i, j int) bool { return again[i].order < again[j].order })
+	slices.SortFunc(again, func(a, b *Entry) int { return cmp.Compare(a.order, b.order) })
 	o.queue = nil
 	o.InFlight, o.urgent, o.queued, o.queuedBytes = 0, 0, 0, 0
 	for _, entry := range again {

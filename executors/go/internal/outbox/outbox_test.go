@@ -85,10 +85,10 @@ func TestFramesAreBoundedInEventsAndBytes(t *testing.T) {
 	}
 	o.Take(0)
 	large := strings.Repeat("x", outbox.MaxBatchBytes-100)
-	o.Add(progress(200, large, ""), 0, true)
-	o.Add(progress(201, large, ""), 0, true)
-	want(t, numbers(o.Take(0)), "200.1")
-	want(t, numbers(o.Take(0)), "201.1")
+	o.Add(progress(1000, large, ""), 0, true)
+	o.Add(progress(1001, large, ""), 0, true)
+	want(t, numbers(o.Take(0)), "1000.1")
+	want(t, numbers(o.Take(0)), "1001.1")
 }
 
 func TestUnderPressureProgressIsMergedAndKeepsTheCheckpoint(t *testing.T) {

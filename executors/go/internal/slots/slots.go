@@ -46,10 +46,8 @@ func (s *Slots) Take(executorKind, kind, version string) *NotTaken {
 	if executorKind != "" && executorKind != s.kind {
 		return &NotTaken{codes.UnsupportedKind, fmt.Sprintf("this executor is of kind %s, not %.100s", s.kind, executorKind)}
 	}
-	var known []string
 	for _, offer := range s.offers {
 		if offer.Kind != kind || offer.Version != version {
-			known = append(known, offer.Kind+" "+offer.Version)
 			continue
 		}
 		if s.occupied >= s.slots || (offer.MaxConcurrency > 0 && s.byKind[kind] >= offer.MaxConcurrency) {
@@ -58,6 +56,10 @@ func (s *Slots) Take(executorKind, kind, version string) *NotTaken {
 		s.occupied++
 		s.byKind[kind]++
 		return nil
+	}
+	known := make([]string, 0, len(s.offers))
+	for _, offer := range s.offers {
+		known = append(known, offer.Kind+" "+offer.Version)
 	}
 	message := fmt.Sprintf("%s %s is not offered here; there are: %s", kind, version, strings.Join(known, ", "))
 	return &NotTaken{codes.UnsupportedKind, message[:min(len(message), 1000)]}
