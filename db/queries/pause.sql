@@ -161,3 +161,9 @@ select p.pause_id, p.kind, p.definition, p.reason, p.paused_by, p.paused_at, p.r
   join rara.pause p on p.kind = q.kind or p.definition = n.definition
  where s.step_run_id = $1::uuid and p.resumed_at is null
  order by p.pause_id;
+
+-- name: held_back
+-- How much is paused, and how many ready steps stand aside, counted up to $1.
+select (select count(*) from rara.pause where kind is not null and resumed_at is null)::int as kinds,
+       (select count(*) from rara.pause where definition is not null and resumed_at is null)::int as definitions,
+       (select count(*) from (select from rara.ready where route_id < 0 limit $1::int) h)::int as held;

@@ -10,6 +10,7 @@ from rara_scheduler.domain.pause import Target
 from rara_scheduler.store.leases import Grant, HeldInFront
 from rara_scheduler.store.pauses import FRONT, PauseStore
 from rara_scheduler.store.sweeps import BEFORE_ALL
+from rara_scheduler.store.telemetry import TelemetryStore
 from support.store_world import StoreWorld, accepted, failed, new_id, running, store_world
 
 PAUSED = Target(definition="held")
@@ -53,6 +54,8 @@ async def test_ready_steps_of_a_paused_definition_step_aside_and_come_back_in_th
     assert grant.workflow_run_id == free
     assert (await aside(world), await lease_around(world)) == (2, [])
     assert (await store.loads([pause.pause_id]))[pause.pause_id].held == 2
+    queues = await TelemetryStore(world.database).queues()
+    assert (queues.held, queues.pauses) == (2, {"kind": 0, "definition": 1})
     assert await store.release(pause.pause_id, 10) == 0  # it is not over
     ended = await store.resume(PAUSED)
     assert ended is not None

@@ -43,7 +43,7 @@ def shown() -> str:
     reader = PrometheusMetricReader(registry=registry, scope_info_enabled=False)
     provider = MeterProvider([reader], shutdown_on_exit=False)
     metrics = RecordedMetrics(provider.get_meter("test"))
-    metrics.looks(Outlook(Queues({"k": 1}, {"k": 1.0}, {"k": 1}, 1.0), {"k": 1}, 1, 1, 0.1))
+    metrics.looks(Outlook(Queues({"k": 1}, {"k": 1.0}, {"k": 1}, 1.0, 1, {"kind": 1}), {"k": 1}, 1, 1, 0.1))
     metrics.dispatched([("k", 1.0)])
     metrics.renewed(1)
     metrics.committed(1, 0.1)

@@ -61,7 +61,9 @@ async def test_the_command_shows_asks_and_retries_each_run_once(world: RunningSc
     await failing(world, 1, "OTHER", retryable=False)
     filter_ = ("run", "retry", "--definition", "day", "--code", "BAD_DATA", "--since", "1h")
     preview = await rara(world, *filter_, "--preview")
-    assert (preview.code, preview.lines[0]) == (0, "3 runs to retry")
+    assert preview.code == 0
+    headline, as_of = preview.lines[0].split(", as of ")
+    assert headline == "3 runs to retry"
     assert [line.split()[0] for line in preview.lines[1:]] == runs
     assert all("BAD_DATA" in line for line in preview.lines[1:])
     unasked = await rara(world, *filter_)
@@ -72,8 +74,9 @@ async def test_the_command_shows_asks_and_retries_each_run_once(world: RunningSc
     by_run = {row["id"]: row["new_workflow_run_id"] for row in done.json["outcomes"]}
     assert list(by_run) == runs
     assert await retries(world) == by_run
-    again = await rara(world, *filter_, "--yes")
+    again = await rara(world, *filter_, "--yes", "--as-of", as_of)
     assert (again.code, again.lines) == (0, ["retried 0 runs"])
+    assert await retries(world) == by_run
     cancelled = await rara(world, "run", "cancel", "--definition", "day", "--message", "no more", "--yes")
     assert (cancelled.code, cancelled.lines) == (0, ["cancelled 3 runs"])
     assert {await world.run_state(run_id) for run_id in by_run.values()} == {"cancelled"}

@@ -37,13 +37,14 @@ class Filter:
     created_since: float | None
     created_before: float | None
     every: bool
+    as_of: datetime | None
 
     @property
     def is_given(self) -> bool:
         return self.every or any(
             value not in (None, "", ())
             for name in self.__slots__
-            if name != "every" and (value := getattr(self, name)) is not None
+            if name not in ("every", "as_of") and (value := getattr(self, name)) is not None
         )
 
     def runs(self) -> workflow_pb2.RunFilter:
@@ -71,6 +72,11 @@ class Filter:
         )
 
 
+def until(wanted: Filter, seen: Preview) -> Timestamp:
+    """The instant to act as of: the one that was given, or that of the preview."""
+    return seen.as_of if wanted.as_of is None else _timestamp(wanted.as_of)
+
+
 def no_run_beside(wanted: Filter, runs: Sequence[str], *, latest: bool) -> None:
     """Raises UsageError for a run that is named beside a filter."""
     if wanted.is_given and (runs or latest):
@@ -85,7 +91,7 @@ async def retry_by_filter(session: Session, wanted: Filter, *, preview_only: boo
         def do(at: Timestamp) -> AsyncIterator[workflow_pb2.BulkOutcome]:
             return client.retry_runs(runs, at, timeout_s=timeout_s)
 
-        return await _act(session, seen, "retry", "run", do, preview_only=preview_only)
+        return await _act(session, seen, until(wanted, seen), "retry", "run", do, preview_only=preview_only)
 
 
 async def cancel_by_filter(
@@ -99,7 +105,7 @@ async def cancel_by_filter(
             spare = None if grace is None else timedelta(seconds=grace)
             return client.cancel_runs(runs, at, message, grace=spare, timeout_s=timeout_s)
 
-        return await _act(session, seen, "cancel", "run", do, preview_only=preview_only)
+        return await _act(session, seen, until(wanted, seen), "cancel", "run", do, preview_only=preview_only)
 
 
 async def requeue_by_filter(session: Session, wanted: Filter, *, preview_only: bool) -> int:
@@ -110,12 +116,15 @@ async def requeue_by_filter(session: Session, wanted: Filter, *, preview_only: b
         def do(at: Timestamp) -> AsyncIterator[workflow_pb2.BulkOutcome]:
             return client.requeue_steps(steps, at, timeout_s=timeout_s)
 
-        return await _act(session, seen, "requeue", "step", do, preview_only=preview_only)
+        return await _act(
+            session, seen, until(wanted, seen), "requeue", "step", do, preview_only=preview_only
+        )
 
 
 async def _act(
     session: Session,
     seen: Preview,
+    as_of: Timestamp,
     verb: str,
     thing: str,
     do: Callable[[Timestamp], AsyncIterator[workflow_pb2.BulkOutcome]],
@@ -124,7 +133,7 @@ async def _act(
 ) -> int:
     count = f"{seen.count:,}{' or more' if seen.more else ''} {thing}{'' if seen.count == 1 else 's'}"
     if preview_only:
-        _show_preview(session, seen, f"{count} to {verb}")
+        _show_preview(session, seen, f"{count} to {verb}, as of {seen.as_of.ToJsonString()}")
         return Exit.OK
     if seen.count or seen.more:
         for line in _sample(session, seen):
@@ -132,12 +141,12 @@ async def _act(
         confirm(session, f"{verb} {count}")
     done: list[workflow_pb2.BulkOutcome] = []
     if seen.count or seen.more:
-        async for outcome in do(seen.as_of):
+        async for outcome in do(as_of):
             done.append(outcome)
             if session.output == "jsonl":
                 print(dumps(to_json(outcome)), flush=True)
     refused = [outcome for outcome in done if outcome.code]
-    _show_done(session, done, refused, seen, verb, thing)
+    _show_done(session, done, refused, as_of, verb, thing)
     return Exit.REFUSED if refused else Exit.OK
 
 
@@ -160,13 +169,13 @@ def _show_done(
     session: Session,
     done: Sequence[workflow_pb2.BulkOutcome],
     refused: Sequence[workflow_pb2.BulkOutcome],
-    seen: Preview,
+    as_of: Timestamp,
     verb: str,
     thing: str,
 ) -> None:
     match session.output:
         case "json":
-            print_document({"as_of": seen.as_of.ToJsonString(), "outcomes": [to_json(one) for one in done]})
+            print_document({"as_of": as_of.ToJsonString(), "outcomes": [to_json(one) for one in done]})
         case "jsonl":
             pass  # each was said as it came
         case "name":
@@ -208,6 +217,10 @@ def _id(item: Any) -> str:
 def _ago(now: datetime, seconds: float | None) -> Timestamp | None:
     if seconds is None:
         return None
+    return _timestamp(now - timedelta(seconds=seconds))
+
+
+def _timestamp(moment: datetime) -> Timestamp:
     made = Timestamp()
-    made.FromDatetime(now - timedelta(seconds=seconds))
+    made.FromDatetime(moment)
     return made

@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +29,21 @@ class Seconds(click.ParamType[float]):
         if match is None:
             self.fail(f"{value!r} is not a length of time such as 30s, 1.5s, 5m or 2h", param, ctx)
         return float(match[1]) * _UNITS[match[2]]
+
+
+class Instant(click.ParamType[datetime]):
+    """A point in time: 2026-03-04T05:06:07Z."""
+
+    name = "instant"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        try:
+            made = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+        except ValueError:
+            made = None
+        if made is None or made.tzinfo is None:
+            self.fail(f"{value!r} is not an instant such as 2026-03-04T05:06:07Z", param, ctx)
+        return made
 
 
 def blob_store_option(*, required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -168,6 +184,9 @@ def filter_options(*, ended: bool, states: Sequence[str]) -> Callable[..., Any]:
         option("label", "labels", metavar="KEY=VALUE", help="With this label; all that are given.", **many),
         option("all", "every", is_flag=True, help="Without any other filter."),
         option("preview", "preview_only", is_flag=True, help="Say how many there are, and do nothing."),
+        option(
+            "as-of", type=Instant(), help="Nothing later than this, as a preview said it.  [default: now]"
+        ),
     ]
     if ended or not states:
         options += [

@@ -22,11 +22,15 @@ class TelemetryStore:
         async with self._database.connection() as connection:
             rows = await connection.fetch(query("queues_by_kind"), MOST_COUNTED)
             oldest_s = await connection.fetchval(query("oldest_transaction"))
+            paused = await connection.fetchrow(query("held_back"), MOST_COUNTED)
+        assert paused is not None  # noqa: S101 - a select without from
         return Queues(
             ready={row["kind"]: row["ready"] for row in rows if row["ready"]},
             oldest_ready_s={row["kind"]: row["oldest_s"] for row in rows if row["oldest_s"] is not None},
             waiting={row["kind"]: row["waiting"] for row in rows if row["waiting"]},
             oldest_transaction_s=oldest_s,
+            held=paused["held"],
+            pauses={"kind": paused["kinds"], "definition": paused["definitions"]},
         )
 
     async def traced(self, ended: Sequence[EndedAttempt]) -> list[tuple[EndedAttempt, AttemptFacts]]:

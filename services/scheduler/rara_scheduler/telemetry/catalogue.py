@@ -60,6 +60,15 @@ STEPS_WAITING: Final = Metric(
     "steps that wait for their backoff; counted up to 10,000 in all",
     ("kind",),
 )
+STEPS_HELD: Final = Metric(
+    "rara.step.held",
+    Shape.GAUGE,
+    "{step}",
+    "steps that stand aside since their definition is paused; counted up to 10,000. Those of a paused kind are ready",
+)
+PAUSES: Final = Metric(
+    "rara.pause.active", Shape.GAUGE, "{pause}", "kinds and definitions that are paused", ("sort",)
+)
 OLDEST_READY: Final = Metric(
     "rara.step.oldest_ready",
     Shape.GAUGE,
@@ -148,6 +157,8 @@ SPANS_DROPPED: Final = Metric(
 METRICS: Final = (
     STEPS_READY,
     STEPS_WAITING,
+    STEPS_HELD,
+    PAUSES,
     OLDEST_READY,
     IN_FLIGHT,
     SESSIONS,

@@ -21,6 +21,8 @@ class Queues:
     oldest_ready_s: Mapping[str, float] = field(default_factory=dict)
     waiting: Mapping[str, int] = field(default_factory=dict)
     oldest_transaction_s: float = 0.0
+    held: int = 0  # steps that stand aside, since their definition is paused
+    pauses: Mapping[str, int] = field(default_factory=dict)  # by sort: kind or definition
 
 
 @dataclass(frozen=True, slots=True)

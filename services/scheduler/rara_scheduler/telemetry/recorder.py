@@ -134,6 +134,8 @@ class RecordedMetrics(Metrics):
             gauges |= {
                 c.STEPS_READY.name: self._by_kind(queues.ready),
                 c.STEPS_WAITING.name: self._by_kind(queues.waiting),
+                c.STEPS_HELD.name: [Observation(queues.held)],
+                c.PAUSES.name: [Observation(count, {"sort": sort}) for sort, count in queues.pauses.items()],
                 c.OLDEST_READY.name: self._oldest(queues.oldest_ready_s),
                 c.OLDEST_TRANSACTION.name: [Observation(queues.oldest_transaction_s)],
             }
