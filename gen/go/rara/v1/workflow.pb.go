@@ -5059,7 +5059,8 @@ type RetryRunsRequest struct {
 	Filter *RunFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	// From the preview: runs that ended later are left out. With it the retries are started.
 	AsOf *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
-	// Most runs to retry in this call. 0: 100. More than 1000 is taken as 1000.
+	// Most runs to retry in this call, which may do fewer: it ends after some 10 s. 0: 100. More than 1000 is taken as
+	// 1000.
 	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From the call before, with the same filter and as_of. Empty: from the first.
 	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`

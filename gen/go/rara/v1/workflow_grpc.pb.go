@@ -49,8 +49,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
-// google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
-// an idempotency_key.
+// google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, calls with an
+// idempotency_key, and calls that say that they may be repeated.
 type WorkflowServiceClient interface {
 	// Stores a new version of a definition, or finds the one of equal content. May be repeated.
 	RegisterDefinition(ctx context.Context, in *RegisterDefinitionRequest, opts ...grpc.CallOption) (*RegisterDefinitionResponse, error)
@@ -363,8 +363,8 @@ func (c *workflowServiceClient) RequeueSteps(ctx context.Context, in *RequeueSte
 // for forward compatibility.
 //
 // Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
-// google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
-// an idempotency_key.
+// google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, calls with an
+// idempotency_key, and calls that say that they may be repeated.
 type WorkflowServiceServer interface {
 	// Stores a new version of a definition, or finds the one of equal content. May be repeated.
 	RegisterDefinition(context.Context, *RegisterDefinitionRequest) (*RegisterDefinitionResponse, error)

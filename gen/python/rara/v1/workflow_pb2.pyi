@@ -2718,7 +2718,9 @@ class RetryRunsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most runs to retry in this call. 0: 100. More than 1000 is taken as 1000."""
+    """Most runs to retry in this call, which may do fewer: it ends after some 10 s. 0: 100. More than 1000 is taken as
+    1000.
+    """
     page_token: _builtins.str
     """From the call before, with the same filter and as_of. Empty: from the first."""
     @_builtins.property

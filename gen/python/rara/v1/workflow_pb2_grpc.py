@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class WorkflowServiceStub:
     """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
-    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
-    an idempotency_key.
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, calls with an
+    idempotency_key, and calls that say that they may be repeated.
     """
 
     def __init__(self, channel):
@@ -156,8 +156,8 @@ class WorkflowServiceStub:
 
 class WorkflowServiceServicer:
     """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
-    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
-    an idempotency_key.
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, calls with an
+    idempotency_key, and calls that say that they may be repeated.
     """
 
     def RegisterDefinition(self, request, context):
@@ -451,8 +451,8 @@ def add_WorkflowServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class WorkflowService:
     """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
-    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
-    an idempotency_key.
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, calls with an
+    idempotency_key, and calls that say that they may be repeated.
     """
 
     @staticmethod

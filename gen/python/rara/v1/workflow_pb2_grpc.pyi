@@ -14,8 +14,8 @@ GRPC_VERSION: str
 
 class WorkflowServiceStub:
     """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
-    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
-    an idempotency_key.
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, calls with an
+    idempotency_key, and calls that say that they may be repeated.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -72,8 +72,8 @@ class WorkflowServiceStub:
 
 class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
     """Hosted by the scheduler, for other services, the CLI and the console. Instants are the database's. Errors carry
-    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, and calls with
-    an idempotency_key.
+    google.rpc.ErrorInfo with a stable reason. Callers may repeat, on UNAVAILABLE only, reads, CancelRun, calls with an
+    idempotency_key, and calls that say that they may be repeated.
     """
 
     @_abc_1.abstractmethod
