@@ -7,11 +7,16 @@ select state, revision
 
 -- name: watch_run_changes
 -- Steps of the run $1 that changed after revision $2, or are leased: a grant touches no run row, so it raises no
--- revision. $3: steps that were open when last seen. In the order of what happened.
+-- revision. In the order of what happened. A step of a first attempt becomes ready in the commit of what it depends on,
+-- so it is found from there, and the cost is that of what changed, however many steps are open.
+with ended as materialized (
+    select x.step_run_id, x.revision
+      from rara.result x
+     where x.workflow_run_id = $1::uuid and x.revision > $2
+)
 select c.step_run_id::text
-  from (select x.step_run_id, x.revision
-          from rara.result x
-         where x.workflow_run_id = $1::uuid and x.revision > $2
+  from (select e.step_run_id, e.revision
+          from ended e
         union all
         select l.step_run_id, l.revision
           from rara.lease l
@@ -23,7 +28,14 @@ select c.step_run_id::text
         union all
         select r.step_run_id, r.revision
           from rara.ready r
-         where r.step_run_id = any($3::uuid[]) and r.workflow_run_id = $1::uuid and r.revision > $2) as c
+         where r.workflow_run_id = $1::uuid and r.attempt > 0 and r.revision > $2
+        union all
+        select r.step_run_id, r.revision
+          from (select distinct d.step_run_id
+                  from ended e
+                  join rara.step_dependency d on d.depends_on_step_run_id = e.step_run_id) b
+          join rara.ready r on r.step_run_id = b.step_run_id
+         where r.attempt = 0 and r.revision > $2) as c
  order by c.revision, c.step_run_id;
 
 -- name: watch_run_leases
@@ -32,13 +44,6 @@ select step_run_id::text
   from rara.lease
  where workflow_run_id = $1::uuid
  order by step_run_id;
-
--- name: watch_open_steps
--- Steps of the run $1 that have not ended.
-select s.step_run_id::text
-  from rara.step_run s
- where s.workflow_run_id = $1::uuid
-   and not exists (select from rara.result x where x.step_run_id = s.step_run_id);
 
 -- name: watch_attempt
 -- Attempt $2 of the step $1: where its events are, its token, and whether it is over. No row: it never was, or is yet

@@ -1,6 +1,7 @@
 """Watching a run step by step: what is sent after each change, in which order, and when it ends."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -10,6 +11,7 @@ import pytest
 import pytest_asyncio
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.views import RunView, StepView
+from rara_scheduler.store.queries import query
 from rara_scheduler.store.reads import Reads
 from rara_scheduler.store.watch import WatchReads
 from rara_scheduler.watch_hub import ChangeHub
@@ -140,6 +142,54 @@ async def test_after_a_revision_only_later_changes_come(world: WatchWorld) -> No
         await anext(world.watching.run(run_id, resumed.revision + 1))
     assert caught.value.code is Code.REVISION_COMPACTED
     assert caught.value.metadata == {"workflow_run_id": run_id, "revision": str(resumed.revision)}
+
+
+async def test_what_went_and_came_back_between_two_looks_is_told(world: WatchWorld) -> None:
+    """Nobody saw the lease: the step waited, and is ready again, or stands in its backoff."""
+    store = world.store
+    await store.define("three", {name: {} for name in "abc"})
+    run_id = await store.start("three")
+    async with aclosing(world.watching.run(run_id, 0)) as updates:
+        story = Story(updates)
+        assert (await story.next(5))[-1] == "end of snapshot"
+        grants = {grant.step_name: grant for grant in await store.lease(3)}
+        await store.report(grants["a"], accepted(), failed(2, "EXECUTOR_SHUTDOWN"))
+        await store.report(grants["b"], accepted(), failed(2))
+        again = await store.steps(run_id)
+        assert {again["a"][0], again["b"][0]} == {"retryable_failed"}
+        told = await story.next(4)
+    assert sorted(told[:3]) == ["a retryable_failed", "b retryable_failed", "c leased"]
+    async with aclosing(world.watching.run(run_id, story.revision)) as updates:
+        resumed = Story(updates)
+        await store.make_due()
+        again_b = next(grant for grant in await store.lease(3) if grant.step_name == "b")
+        await store.report(again_b, accepted(), running(), failed(3))
+        assert "b retryable_failed" in await resumed.next(4)
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+async def test_a_look_at_a_run_costs_what_changed_in_it(world: WatchWorld, mode: str) -> None:
+    """However many steps of it are open, and whatever stands ready or waits beside it."""
+    store = world.store
+    await store.define("deep", {f"s{n}": {"depends_on": [f"s{n - 1}"]} if n else {} for n in range(2000)})
+    run_id = await store.start("deep")
+    other = "gen_random_uuid(), gen_random_uuid(), 99, now(), 1, 0, 'x', now(), 1"
+    for table in ("ready", "waiting"):
+        await store.raw.execute(
+            f"insert into rara.{table} (step_run_id, workflow_run_id, route_id, available_at, attempt, failures,"
+            f" reason, released_at, revision) select {other} from generate_series(1, 20000)"
+        )
+    await store.raw.execute("analyze rara.ready; analyze rara.waiting; analyze rara.step_dependency")
+    before = (await store.run(run_id))["revision"]
+    await store.run_to_success(await store.lease_one())
+    await store.raw.execute(f"set plan_cache_mode = {mode}")
+    await store.raw.execute(f"prepare look as {query('watch_run_changes')}")
+    explained = await store.raw.fetchval(
+        f"explain (analyze, buffers, timing off, format json) execute look('{run_id}', {before})"
+    )
+    plan = json.loads(explained)[0]["Plan"]
+    assert plan["Actual Rows"] == 2  # the one that ended, and the one behind it
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 60
 
 
 async def test_a_run_that_closes_while_it_is_watched_from_before_sends_every_step_first(

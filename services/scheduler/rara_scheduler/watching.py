@@ -114,8 +114,6 @@ class Watching:
                     yield update
                 if follower.has_ended:
                     return
-            else:
-                await follower.take_up()
             last_sent_s = self._now_s()
             pace = _Pace(self._now_s)
             while True:
@@ -217,7 +215,6 @@ class _RunFollower:
         self._watch = watch
         self._run_id = workflow_run_id
         self._sent: dict[str, tuple[object, ...]] = {}
-        self._open: set[str] = set()
         self.revision = after_revision
         self.has_ended = False
 
@@ -227,27 +224,23 @@ class _RunFollower:
         yield RunUpdate(0, run)
         for page in _pages(await self._watch.all_step_ids(self._run_id)):
             for step in await self._watch.steps(page):
-                self._note(step)
+                self._sent[step.step_run_id] = _looks(step)
                 yield RunUpdate(0, step)
         self.revision = run.revision
         self.has_ended = run.state in RUN_TERMINAL  # and then so were all its steps
         yield RunUpdate(self.revision, SnapshotEnd())
 
-    async def take_up(self) -> None:
-        """Go on from a revision: nothing was sent by us yet."""
-        self._open = set(await self._watch.open_step_ids(self._run_id))
-
     async def changes(self, mark: RunMark) -> AsyncIterator[RunUpdate]:
         """What changed up to `mark`, and leases granted since; steps first, then the run."""
         moved = mark.revision > self.revision
         if moved:
-            ids = await self._watch.changed_step_ids(self._run_id, self.revision, sorted(self._open))
+            ids = await self._watch.changed_step_ids(self._run_id, self.revision)
         else:
             ids = await self._watch.leased_step_ids(self._run_id)
         for page in _pages(ids):
             for step in await self._watch.steps(page):
                 if self._sent.get(step.step_run_id) != _looks(step):
-                    self._note(step)
+                    self._sent[step.step_run_id] = _looks(step)
                     yield RunUpdate(self.revision, step)
         ended = mark.state in RUN_TERMINAL
         if moved or ended:
@@ -261,10 +254,3 @@ class _RunFollower:
                 return
             self.has_ended = ended
             yield RunUpdate(self.revision, run)
-
-    def _note(self, step: StepView) -> None:
-        self._sent[step.step_run_id] = _looks(step)
-        if step.state in STEP_TERMINAL:
-            self._open.discard(step.step_run_id)
-        else:
-            self._open.add(step.step_run_id)

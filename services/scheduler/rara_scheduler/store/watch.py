@@ -67,19 +67,10 @@ class WatchReads:
         async with self._database.connection() as connection:
             return await self._reads.step_ids_of_run(connection, workflow_run_id)
 
-    async def open_step_ids(self, workflow_run_id: str) -> list[str]:
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(query("watch_open_steps"), workflow_run_id)
-        return [row["step_run_id"] for row in rows]
-
-    async def changed_step_ids(
-        self, workflow_run_id: str, after_revision: int, open_step_ids: Sequence[str]
-    ) -> list[str]:
+    async def changed_step_ids(self, workflow_run_id: str, after_revision: int) -> list[str]:
         """Steps that changed after a revision, and all that are leased, in the order of their changes."""
         async with self._database.connection() as connection:
-            rows = await connection.fetch(
-                query("watch_run_changes"), workflow_run_id, after_revision, open_step_ids
-            )
+            rows = await connection.fetch(query("watch_run_changes"), workflow_run_id, after_revision)
         return [row["step_run_id"] for row in rows]
 
     async def leased_step_ids(self, workflow_run_id: str) -> list[str]:
