@@ -23,12 +23,12 @@ KIND = "bench.hold"
 class Fleet:
     """What all peers note. times: monotonic seconds by lease token or workflow run."""
 
-    beat: Callable[[float], None]  # seconds from a heartbeat to its answer
+    answered: Callable[[float], None]  # seconds from a heartbeat to its first answer
+    renewed: Callable[[float], None]  # to the answer that says that its leases are renewed
     jobs: int = 0
     running: int = 0  # jobs whose `running` is acknowledged
     lost: int = 0  # leases that passed on
     ended: int = 0  # streams that ended by themselves
-    renewals_behind: int = 0  # the most beats by which a renewal was behind
     job_came: dict[str, float] = field(default_factory=dict)
     cancel_came: dict[str, float] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -43,7 +43,8 @@ class Peer:
         self._name = f"peer-{number}"
         self._credit = 0
         self._ending: set[int] = set()  # ended by us, and not yet acknowledged
-        self._sent: dict[int, float] = {}  # heartbeats without an answer
+        self._unanswered: dict[int, float] = {}  # heartbeats, and when they were sent
+        self._unrenewed: dict[int, float] = {}
         self._beats = self._answered = 0
         self._outgoing: asyncio.Queue[dispatch_pb2.ConnectRequest] = asyncio.Queue(1000)
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,7 +79,9 @@ class Peer:
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ended, Exception):  # a fault of this bench, not of what it measures
+                raise ended
         if self._channel is not None:
             await self._channel.close()
 
@@ -103,7 +106,7 @@ class Peer:
             beat = dispatch_pb2.Heartbeat(
                 number=self._beats, lease_tokens=[*self.held, *self._ending], answered=self._answered
             )
-            self._sent[self._beats] = time.monotonic()
+            self._unanswered[self._beats] = self._unrenewed[self._beats] = time.monotonic()
             await self._outgoing.put(dispatch_pb2.ConnectRequest(heartbeat=beat))
 
     async def _write(self, call: Call) -> None:
@@ -128,15 +131,22 @@ class Peer:
             case "cancels":
                 await self._take_cancels(frame.cancels.jobs)
             case "heartbeat_ack":
-                ack = frame.heartbeat_ack
-                fleet.beat(time.monotonic() - self._sent.pop(ack.number))
-                self._answered = ack.number
-                if self.held:
-                    fleet.renewals_behind = max(fleet.renewals_behind, ack.number - ack.renewed)
-                fleet.lost += sum(self.held.pop(token, None) is not None for token in ack.lost_lease_tokens)
-                await self._take_cancels(ack.cancels)
+                await self._take_answer(frame.heartbeat_ack)
         async with fleet.changed:
             fleet.changed.notify_all()
+
+    async def _take_answer(self, ack: dispatch_pb2.HeartbeatAck) -> None:
+        """A beat is answered at once, and again when its renewals are committed."""
+        now_s = time.monotonic()
+        self._answered = max(self._answered, ack.number)
+        for known, newest, note in (
+            (self._unanswered, ack.number, self._fleet.answered),
+            (self._unrenewed, ack.renewed, self._fleet.renewed),
+        ):
+            for number in [number for number in known if number <= newest]:
+                note(now_s - known.pop(number))
+        self._fleet.lost += sum(self.held.pop(token, None) is not None for token in ack.lost_lease_tokens)
+        await self._take_cancels(ack.cancels)
 
     async def _take_jobs(self, batch: dispatch_pb2.JobBatch) -> None:
         now_s = time.monotonic()
