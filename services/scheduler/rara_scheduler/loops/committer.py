@@ -21,6 +21,7 @@ log = structlog.get_logger(__name__)
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 2.0
 _LONGEST_COMMIT_S = 0.5
+_LEAST_SHORTENED = 50  # items
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,14 @@ class Committer:
                 await asyncio.sleep(_FIRST_WAIT_S)  # nothing could be done: look again, but not at once
 
     def _resize(self, taken: int, took_s: float) -> None:
-        """Where the database is slow, transactions get shorter: leases that are locked cannot be renewed."""
+        """Where the database is slow, transactions get shorter: leases that are locked cannot be renewed.
+
+        Not ever shorter: of a few events most of the time is the transaction's own, or this process was kept waiting,
+        and with one event each everything that waits would wait for ever. After a failure it grows with care.
+        """
         if took_s > _LONGEST_COMMIT_S:
-            self._size = max(1, int(taken * _LONGEST_COMMIT_S / took_s))
+            shorter = int(taken * _LONGEST_COMMIT_S / took_s)
+            self._size = min(self._batch, max(shorter, min(_LEAST_SHORTENED, self._size + 1)))
         elif taken >= self._size:
             self._size = min(self._batch, 2 * self._size)
 
