@@ -19,9 +19,10 @@ GAP_S: Final = 0.02  # between two runs: the system is idle when the next one co
 _LIMIT_S: Final = 30.0
 
 
-async def measure(bench: Bench) -> Figures:
+async def measure(bench: Bench, database: str = "") -> Figures:
+    """database: one that `prepare` made, which stays; else in a new one."""
     shape = Shape(steps_a_run=1)
-    async with running(bench, "rara_latency", shape) as product:
+    async with running(bench, database or "rara_latency", shape, keep=bool(database)) as product:
         await product.client.register_definition(definition(NOOP, 1))
         await product.start_executors()
         waits_ms = []

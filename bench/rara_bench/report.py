@@ -126,19 +126,24 @@ def lines(verdicts: Sequence[Verdict], missing: Mapping[str, str]) -> list[str]:
 
 def draw_rates(result: Mapping[str, Any], target: Path) -> None:
     """Steps or jobs a second, medians."""
+    found = [
+        (label, result["medians"][arm][figure], arm.startswith("drain"))
+        for arm, (label, figure) in _RATES.items()
+        if figure in result["medians"].get(arm, {})
+    ]
     chart = _chart("No-op steps or jobs a second", "medians of a run, logarithmic")
     chart.logarithmic = True
-    for arm, (label, figure) in _RATES.items():
-        rate = result["medians"].get(arm, {}).get(figure)
-        if rate:
-            chart.add(label, [{"value": rate, "label": f"{rate:,.0f}"}])
+    chart.zero = 10
+    chart.range = (10, max((rate for _, rate, _ in found), default=10) * 1.1)
+    chart.x_labels = [f"{label}: {rate:,.0f}" for label, rate, _ in reversed(found)]
+    colors = {True: "#2a7f3f", False: "#7a8ca5"}
+    chart.add("rate", [{"value": rate, "color": colors[ours]} for _, rate, ours in reversed(found)])
     _save(chart, target)
 
 
 def draw_bars(result: Mapping[str, Any], target: Path) -> None:
     """Each bar as a multiple of what it asks for: 1 and more is reached."""
     chart = _chart("Figures as multiples of their bars", "1 and more: reached")
-    chart.show_legend = False
     chart.range = (0, 3)
     names, shares = [], []
     for name, (figure, sense, bar) in reversed(result["bars"].items()):
@@ -152,10 +157,17 @@ def draw_bars(result: Mapping[str, Any], target: Path) -> None:
 
 def _chart(title: str, x_title: str) -> Any:
     import pygal
-    from pygal.style import CleanStyle
+    from pygal.style import Style
 
     return pygal.HorizontalBar(
-        title=title, x_title=x_title, js=(), style=CleanStyle, print_values=False, height=520, width=860
+        title=title,
+        x_title=x_title,
+        js=(),
+        style=Style(background="white", plot_background="white", opacity="1"),
+        show_legend=False,
+        print_values=False,
+        height=520,
+        width=860,
     )
 
 
