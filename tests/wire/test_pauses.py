@@ -119,6 +119,34 @@ async def test_a_paused_definition_is_leased_by_no_scheduler_and_what_runs_goes_
         assert not (await resume(other, definition="held")).HasField("pause")
 
 
+async def test_what_is_behind_a_crowd_of_a_paused_definition_runs_and_the_crowd_after_it(
+    world: RunningScheduler,
+) -> None:
+    batch = wf.BatchStartRunsRequest(requests=[wf.StartRunRequest(definition="held")] * 1000)
+    crowd: list[str] = []
+    for _ in range(3):
+        answer: wf.BatchStartRunsResponse = await world.workflows.BatchStartRuns(batch, timeout=60)
+        crowd += [run.workflow_run_id for run in answer.runs]
+    behind = await world.start("free")
+    await pause(world, definition="held")
+    async with world.executor(credit=0) as executor:
+        await runs_next(executor, behind, 1)
+
+        async def all_aside() -> bool:
+            return [p.steps_held for p in await pauses(world)] == [3000]
+
+        await until(all_aside, "pause that holds the crowd", 60)
+        await resume(world, definition="held")
+        for number in range(3):
+            await runs_next(executor, crowd[number], number + 2)  # in the order in which they came
+
+        async def all_back() -> bool:
+            return await world.raw.fetchval("select count(*) from rara.pause") == 0
+
+        await until(all_back, "end of the pause's row", 60)
+        assert await world.raw.fetchval("select count(*) from rara.ready where route_id < 0") == 0
+
+
 async def test_a_paused_kind_survives_a_restart_and_spares_other_kinds(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -178,6 +206,7 @@ async def test_the_command_pauses_shows_and_resumes(database_url: str, tmp_path:
             token = await make_token(world.raw, "operator", name="ops")
             env = {"RARA_SERVER": guarded.address, "RARA_TOKEN": token}
 
+            # As processes: what schedulers log in this one would be among what it prints.
             async def rara(*arguments: str) -> Ended:
                 return await ended(await rara_process(*arguments, env=env))
 
