@@ -35,6 +35,7 @@ _COLLECT_S = 15.0
 _CHECK_S = 600.0
 _PROMISE_BROKEN = 7
 _DAY_S = 86_400
+_KEPT_LINES = "20000"  # of each container
 
 
 class Compose(Target):
@@ -165,7 +166,7 @@ async def compose(folder: Path, *, name: str, with_go: bool, keep: bool) -> Asyn
     finally:
         with contextlib.suppress(OSError, TimeoutError):
             (folder / "containers.log").write_text(
-                await project.compose("logs", "--no-color", "--timestamps")
+                await project.compose("logs", "--no-color", "--timestamps", "--tail", _KEPT_LINES)
             )
         if not name and not (keep and has_ended):
             await project.down()
