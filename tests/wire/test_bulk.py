@@ -11,6 +11,7 @@ from rara.v1 import workflow_pb2 as wf
 from rara_client import Client
 from rara_testing import job_events
 from rara_testing.scripted_executor import WAIT_S
+from support import command_line
 from support.api_errors import refusal
 from support.command_line import Ended, ended, rara_process
 from support.running_scheduler import RunningScheduler, running_scheduler
@@ -162,12 +163,13 @@ async def test_open_runs_cannot_be_asked_how_they_ended(world: RunningScheduler)
     assert refused.fields == ["page_size"]
 
 
-async def test_a_run_is_named_or_a_filter_given_and_not_both(world: RunningScheduler) -> None:
+async def test_a_run_is_named_or_a_filter_given_and_not_both() -> None:
     for arguments, says in (
         (("run", "retry", "abc", "--code", "X"), "not both"),
         (("run", "retry", "--code", "X", "--wait"), "not for a filter"),
+        (("run", "retry", "--all", "--as-of", "yesterday"), "is not an instant"),
         (("run", "cancel", "--latest", "--all"), "not both"),
         (("step", "requeue"), "give a filter, or --all"),
     ):
-        refused = await rara(world, *arguments)
+        refused = await command_line.rara(*arguments, server="127.0.0.1:1")
         assert (refused.code, says in refused.err) == (2, True), arguments

@@ -141,7 +141,7 @@ async def test_what_is_behind_a_crowd_of_a_paused_definition_runs_and_the_crowd_
             await runs_next(executor, crowd[number], number + 2)  # in the order in which they came
 
         async def all_back() -> bool:
-            return await world.raw.fetchval("select count(*) from rara.pause") == 0
+            return bool(await world.raw.fetchval("select count(*) from rara.pause") == 0)
 
         await until(all_back, "end of the pause's row", 60)
         assert await world.raw.fetchval("select count(*) from rara.ready where route_id < 0") == 0
