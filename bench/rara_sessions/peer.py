@@ -145,7 +145,10 @@ class Peer:
         ):
             for number in [number for number in known if number <= newest]:
                 note(now_s - known.pop(number))
-        self._fleet.lost += sum(self.held.pop(token, None) is not None for token in ack.lost_lease_tokens)
+        lost = sum(self.held.pop(token, None) is not None for token in ack.lost_lease_tokens)
+        if lost:
+            self._fleet.lost += lost
+            await self.allow(lost)  # as an executor does that has stopped a job
         await self._take_cancels(ack.cancels)
 
     async def _take_jobs(self, batch: dispatch_pb2.JobBatch) -> None:
