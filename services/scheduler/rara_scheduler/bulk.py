@@ -96,14 +96,14 @@ class Bulk:
     async def requeue_steps(
         self, wanted: StepSelection, as_of: datetime, after: Place | None, most: int, *, by: str
     ) -> Done:
-        """End the waits of a page of steps; those that do not wait any more, or are to be cancelled, are left alone."""
+        """End the waits of a page of steps. One that waits no more, or is to be cancelled meanwhile, has no outcome."""
         look = self._store.backing_off_steps(wanted)
         found, end = await self._store.page(look, as_of, after or FIRST, most)
         outcomes: list[Outcome] = []
         for at in range(0, len(found), _STEPS):
             steps = [step for _, step in found[at : at + _STEPS]]
             moved = await self._store.requeue(steps)
-            outcomes += [Outcome(step, code="" if step in moved else "NOT_WAITING") for step in steps]
+            outcomes += [Outcome(step) for step in steps if step in moved]
         if outcomes:
             self._on_requeued()
         _tell("requeue", outcomes, by)

@@ -73,7 +73,7 @@ class Settings(BaseSettings):
     settle_s: Annotated[float, Field(ge=0)] | None = None
     """No reclaim for so long after a start or a database outage; unset: half the lease."""
     sweep_s: Positive = 1.0
-    """How often expired leases, due steps and deadlines are looked for."""
+    """How often expired leases, due steps, deadlines and pauses are looked for."""
     poll_s: Positive = 1.0
     """How often ready steps are looked for without a hint."""
     stop_s: Positive = 10.0
