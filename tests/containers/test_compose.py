@@ -38,10 +38,14 @@ async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Comp
         yield made
 
 
-@pytest.fixture(autouse=True)
-def empty_work(system: ComposeProject) -> None:
+@pytest_asyncio.fixture(autouse=True)
+async def whole_system(system: ComposeProject) -> None:
+    """Nothing of the test before: no files, and up again where it failed while the services were down."""
     for path in system.work.iterdir():
         path.unlink()
+    found = [container for service in STOP_S for container in await system.containers(service)]
+    if not all(container.is_running for container in found):
+        await system.up()
 
 
 @contextlib.asynccontextmanager

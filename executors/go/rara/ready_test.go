@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/rara-run/rara/executors/go/rara"
@@ -18,6 +19,10 @@ func TestTheReadyFileFollowsTheSession(t *testing.T) {
 	until(t, "a file that says ready", func() bool { return checked(t, path) == 0 })
 	w.stop()
 	w.ended <- <-w.ended
+	if log := w.logs.String(); !strings.Contains(log, `"executor.stopping","stop_s":2`) ||
+		!strings.Contains(log, `"executor.stopped"`) {
+		t.Errorf("the stop is not logged: %s", log)
+	}
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the file outlives the executor: %v", err)
 	}

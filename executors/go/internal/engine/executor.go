@@ -92,7 +92,11 @@ func (x *Executor) Run(ctx context.Context) error {
 	s := newSupervisor(base, x.config, store, folder.Jobs)
 	x.setSupervisor(s)
 	defer x.setSupervisor(nil)
-	return s.serve(ctx, end)
+	if err := s.serve(ctx, end); err != nil {
+		return err
+	}
+	x.config.Logger.Info("executor.stopped")
+	return nil
 }
 
 func (x *Executor) setSupervisor(s *Supervisor) {
@@ -119,7 +123,10 @@ func (s *Supervisor) serve(ctx context.Context, end context.CancelFunc) error {
 	})
 	s.work.Go(func() { s.keepFences(s.base) })
 	s.work.Go(func() { s.reportReadiness(s.base) })
-	stopWaiting := context.AfterFunc(ctx, func() { s.locked(s.drain.stop) })
+	stopWaiting := context.AfterFunc(ctx, func() {
+		s.config.Logger.Info("executor.stopping", "stop_s", s.config.Stop.Seconds())
+		s.locked(s.drain.stop)
+	})
 	defer stopWaiting()
 	select {
 	case <-s.drain.begun:
