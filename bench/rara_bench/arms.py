@@ -46,7 +46,8 @@ async def _one_parent(bench: Bench) -> Figures:
 
 
 async def _four_events(bench: Bench) -> Figures:
-    return await product.drain(bench, "wal", Shape(kind=REPORT, steps=bench.options.steps // 2))
+    shape = Shape(kind=REPORT, steps=bench.options.steps // 2, checkpoint=False)
+    return await product.drain(bench, "wal", shape)
 
 
 async def _peer(bench: Bench, name: str) -> Figures:

@@ -44,7 +44,8 @@ _DRAINED: Final = """
 class Shape:
     """What is drained and by whom.
 
-    command: of the executors. steps, steps_a_run: 0 takes the run's own. environment: of all processes.
+    command: of the executors. steps: 0 takes the run's own. environment: of all processes. checkpoint: just before the
+    drain; its first change of a page then writes the whole page to the log, as it does once in five minutes else.
     """
 
     command: tuple[str, ...] = (sys.executable, "-m", "rara_executor")
@@ -53,6 +54,7 @@ class Shape:
     executors: int = 1
     steps: int = 0
     steps_a_run: int = STEPS_A_RUN
+    checkpoint: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -111,7 +113,7 @@ class Product:
         before_seed = await self.connection.fetchval(_WAL)
         await self.seed(steps)
         start_wal = await self.connection.fetchval(_WAL) - before_seed
-        await self.server.settle(self.database)
+        await self.server.settle(self.database, checkpoint=self.shape.checkpoint)
         began = await self.connection.fetchval(_NOW)
         wal = -await self.connection.fetchval(_WAL)
         before = self._cpu_s([])

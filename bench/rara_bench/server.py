@@ -99,10 +99,11 @@ class Server:
         finally:
             await connection.close()
 
-    async def settle(self, database: str) -> None:
+    async def settle(self, database: str, *, checkpoint: bool = True) -> None:
         """Leave nothing of the preparations to be done in a measurement: statistics, vacuum, dirty pages."""
         await self.execute("vacuum analyze", database)
-        await self.execute("checkpoint", database)
+        if checkpoint:
+            await self.execute("checkpoint", database)
 
     async def stop(self) -> None:
         process, self._process = self._process, None
