@@ -1,40 +1,9 @@
 -- What turns reports about leases into stored history, states and results. One transaction runs:
--- lock_batch, decide (in domain/attempt.py), [lock_blobs, known_sequences, cascades], apply_batch,
+-- lock_runs, lock_leases, decide (in domain/attempt.py), [lock_blobs, known_sequences, cascades], apply_batch,
 -- [record_*, release_dependants].
 
--- name: lock_batch
--- The runs $1 and then the leases of the steps $2: in this order everywhere, each by id.
--- Under READ COMMITTED both come back as they are after the wait; a lease that is gone is simply not there.
-with runs as materialized (
-    select workflow_run_id, state, revision, steps_total, steps_succeeded, steps_failed, steps_cancelled,
-           on_failure, cancel_reason, definition, definition_version, failed_step_run_id
-      from rara.workflow_run
-     where workflow_run_id = any($1::uuid[])
-     order by workflow_run_id
-       for no key update
-), leases as materialized (
-    select l.*
-      from rara.lease l
-     where l.step_run_id = any($2::uuid[])
-       and (select count(*) from runs) >= 0 -- evaluated first, and whole: no lease is locked before the last run
-     order by l.step_run_id
-       for update
-)
-select l.step_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings, l.executor_id::text,
-       l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
-       l.last_sequence, l.gaps, l.cancel_reason as lease_cancel_reason,
-       l.expires_at <= now() as expired,
-       l.granted_at <= now() - make_interval(secs => $3::float8) as accept_overdue,
-       s.step_name, s.idempotency_key,
-       r.workflow_run_id::text, r.state as run_state, r.revision, r.steps_total, r.steps_succeeded,
-       r.steps_failed, r.steps_cancelled, r.on_failure, r.cancel_reason as run_cancel_reason, r.definition,
-       r.definition_version, r.failed_step_run_id::text
-  from leases l
-  join runs r on r.workflow_run_id = l.workflow_run_id
-  join rara.step_run s on s.step_run_id = l.step_run_id;
-
 -- name: lock_runs
--- The same for runs alone.
+-- Runs before leases everywhere, each by id.
 select workflow_run_id::text, state as run_state, revision, steps_total, steps_succeeded, steps_failed,
        steps_cancelled, on_failure, cancel_reason as run_cancel_reason, definition, definition_version,
        failed_step_run_id::text
@@ -52,6 +21,31 @@ select workflow_run_id::text, state as run_state, revision, steps_total, steps_s
  where workflow_run_id = any($1::uuid[])
  order by workflow_run_id
    for no key update skip locked;
+
+-- name: lock_leases
+-- The leases of the steps $2, as far as their runs are among $1, which are locked. Under READ COMMITTED they come back
+-- as they are after the wait; one that is gone is simply not there. $3: accept timeout, seconds.
+select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings,
+       l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
+       l.last_sequence, l.gaps, l.cancel_reason, l.expires_at <= now() as expired,
+       l.granted_at <= now() - make_interval(secs => $3::float8) as accept_overdue, s.step_name, s.idempotency_key
+  from rara.lease l
+  join rara.step_run s on s.step_run_id = l.step_run_id
+ where l.step_run_id = any($2::uuid[]) and l.workflow_run_id = any($1::uuid[])
+ order by l.step_run_id
+   for update of l;
+
+-- name: lock_leases_skip_locked
+-- For sweeps.
+select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings,
+       l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
+       l.last_sequence, l.gaps, l.cancel_reason, l.expires_at <= now() as expired,
+       l.granted_at <= now() - make_interval(secs => $3::float8) as accept_overdue, s.step_name, s.idempotency_key
+  from rara.lease l
+  join rara.step_run s on s.step_run_id = l.step_run_id
+ where l.step_run_id = any($2::uuid[]) and l.workflow_run_id = any($1::uuid[])
+ order by l.step_run_id
+   for update of l skip locked;
 
 -- name: known_sequences
 -- Which of the numbers $4 of one attempt are stored.
@@ -93,11 +87,13 @@ select sha256, size_bytes
 
 -- name: apply_batch
 -- Everything that one set of decisions writes: events, leases that go on, leases that end, runs.
--- The rows were locked by lock_batch; the tokens guard all the same.
+-- The rows were locked by lock_runs and lock_leases; the tokens guard all the same.
+-- Events come once: decide left out the numbers that are stored, and nobody else writes under these locks.
+-- Each lease is looked up by its key before it is changed by its place (`limit 1` keeps the planner from joining the
+-- other way round): where statistics say that the table is empty, it would go through all of it once for each row.
 with event as (
     insert into rara.step_event (granted_on, step_run_id, attempt, sequence, type, body)
     select * from unnest($1::date[], $2::uuid[], $3::int[], $4::bigint[], $5::text[], $6::bytea[])
-        on conflict do nothing
 ), going_on as (
     update rara.lease l
        set accepted_at = case when g.accept then coalesce(l.accepted_at, now()) else l.accepted_at end,
@@ -122,22 +118,35 @@ with event as (
                   $14::bool[], $15::bigint[], $16::float8[], $17::float8[])
            g(step_run_id, lease_token, accept, start, last_sequence, gaps, moved, receipt, revision,
              attempt_timeout_s, progress_timeout_s)
-     where l.step_run_id = g.step_run_id and l.lease_token = g.lease_token
-), ended as (
-    delete from rara.lease l
-     using unnest($19::uuid[], $20::bigint[], $21::text[], $22::text[], $23::bool[], $24::int[], $25::int[],
+     cross join lateral (
+           select h.ctid as place
+             from rara.lease h
+            where h.step_run_id = g.step_run_id and h.lease_token = g.lease_token
+            limit 1
+           ) h
+     where l.ctid = h.place
+    returning l.step_run_id
+), ending as materialized (
+    select l.place, l.step_run_id, l.workflow_run_id, l.route_id, l.lease_token, l.attempt, l.executor_id,
+           l.released_at, l.deadline, l.granted_at, l.granted_on, l.cancel_requested_at, l.cancel_reason,
+           l.cancel_delivered_at, l.kind_version,
+           case when c.accepted then coalesce(l.accepted_at, now()) else l.accepted_at end as accepted_at,
+           case when c.started then coalesce(l.started_at, now()) else l.started_at end as started_at,
+           c.outcome, c.reason, c.spent, c.failures, c.free_endings, c.delay_s, c.output,
+           c.error::jsonb as error, c.last_sequence, c.gaps, c.confirmed, c.revision, c.schedule_timeout_s
+      from unnest($19::uuid[], $20::bigint[], $21::text[], $22::text[], $23::bool[], $24::int[], $25::int[],
                   $26::float8[], $27::bytea[], $28::text[], $29::bigint[], $30::int[], $31::bool[], $32::bool[],
                   $33::bool[], $34::bigint[], $35::float8[])
            c(step_run_id, lease_token, outcome, reason, spent, failures, free_endings, delay_s, output, error,
              last_sequence, gaps, accepted, started, confirmed, revision, schedule_timeout_s)
-     where l.step_run_id = c.step_run_id and l.lease_token = c.lease_token
-    returning l.step_run_id, l.workflow_run_id, l.route_id, l.lease_token, l.attempt, l.executor_id,
-              l.released_at, l.deadline, l.granted_at, l.granted_on, l.cancel_requested_at, l.cancel_reason,
-              l.cancel_delivered_at, l.kind_version,
-              case when c.accepted then coalesce(l.accepted_at, now()) else l.accepted_at end as accepted_at,
-              case when c.started then coalesce(l.started_at, now()) else l.started_at end as started_at,
-              c.outcome, c.reason, c.spent, c.failures, c.free_endings, c.delay_s, c.output,
-              c.error::jsonb as error, c.last_sequence, c.gaps, c.confirmed, c.revision, c.schedule_timeout_s
+     cross join lateral (
+           select h.ctid as place, h.*
+             from rara.lease h
+            where h.step_run_id = c.step_run_id and h.lease_token = c.lease_token
+            limit 1
+           ) l
+), ended as (
+    delete from rara.lease where ctid = any(array(select place from ending)) returning step_run_id
 ), closed as (
     insert into rara.result (step_run_id, workflow_run_id, state, reason, revision, attempt, failures, lease_token,
                              executor_id, granted_at, granted_on, accepted_at, started_at, last_sequence, gaps,
@@ -148,7 +157,7 @@ with event as (
            spent, cancel_requested_at, cancel_reason, cancel_delivered_at,
            case when confirmed and cancel_requested_at is not null then now() end,
            released_at, deadline, output, error, now(), kind_version
-      from ended
+      from ending
      where outcome in ('succeeded', 'terminal_failed', 'cancelled')
     returning step_run_id
 ), attempted as (
@@ -158,21 +167,21 @@ with event as (
     select granted_on, step_run_id, attempt, lease_token, executor_id, reason, spent, error,
            last_sequence, gaps, granted_at, accepted_at, started_at, now(), cancel_requested_at, cancel_reason,
            kind_version
-      from ended
+      from ending
      where outcome in ('ready', 'waiting')
 ), again as (
     insert into rara.ready (route_id, available_at, step_run_id, workflow_run_id, attempt, failures, free_endings,
                             reason, released_at, deadline, schedule_deadline, revision)
     select route_id, now(), step_run_id, workflow_run_id, attempt, failures, free_endings, reason, released_at,
            deadline, now() + make_interval(secs => schedule_timeout_s), revision
-      from ended
+      from ending
      where outcome = 'ready'
 ), later as (
     insert into rara.waiting (step_run_id, workflow_run_id, route_id, available_at, attempt, failures, free_endings,
                               reason, released_at, deadline, revision)
     select step_run_id, workflow_run_id, route_id, now() + make_interval(secs => delay_s), attempt, failures,
            free_endings, reason, released_at, deadline, revision
-      from ended
+      from ending
      where outcome = 'waiting'
 ), run as (
     update rara.workflow_run w
@@ -194,8 +203,8 @@ with event as (
      where w.workflow_run_id = r.workflow_run_id and w.revision = r.revision - 1
     returning w.workflow_run_id
 )
-select (select count(*) from closed)::int as closed, (select count(*) from run)::int as runs,
-       (select count(*) from ended)::int as ended;
+select (select count(*) from run)::int as runs, (select count(*) from ended)::int as ended,
+       (select count(*) from going_on)::int as going_on;
 
 -- name: record_effects
 -- What once() did; the first of a name stays.

@@ -3,12 +3,14 @@
 -- One ordered, limited probe per route ($1): the planner does not merge the streams of an ANY list. $2: most per
 -- route. ($3, $4): where the last turn stopped, so that dead entries are not walked again under a long transaction.
 -- $8: the version of its kind that these executors run of each route.
+-- Rows are removed by their place, and what was taken is told from what was locked: nothing is joined by statistics,
+-- which call the table empty where it was when they were made.
 with candidate as materialized (
-    select r.route_id, r.available_at, r.step_run_id, q.kind_version
+    select r.*, q.kind_version
       from unnest($1::int[], $2::int[], $3::timestamptz[], $4::uuid[], $8::text[])
            q(route_id, most, after_at, after_id, kind_version)
      cross join lateral (
-           select p.route_id, p.available_at, p.step_run_id
+           select p.ctid as place, p.*
              from rara.ready p
             where p.route_id = q.route_id
               and (p.available_at, p.step_run_id) > (q.after_at, q.after_id)
@@ -19,34 +21,28 @@ with candidate as materialized (
            ) r
      order by r.available_at, r.step_run_id
      limit $5::int
-), numbered as (
-    select route_id, available_at, step_run_id, kind_version,
-           row_number() over (order by available_at, step_run_id) as n
-      from candidate
+), granted as materialized (
+    select c.*, nextval('rara.lease_token_seq') as lease_token,
+           ($6::uuid[])[(row_number() over (order by c.available_at, c.step_run_id))::int] as executor_id
+      from candidate c
 ), taken as (
-    delete from rara.ready r
-     using numbered c
-     where r.route_id = c.route_id and r.available_at = c.available_at and r.step_run_id = c.step_run_id
-    returning r.*, c.kind_version, c.n
-), granted as (
+    delete from rara.ready where ctid = any (array(select place from candidate))
+), leased as (
     insert into rara.lease (step_run_id, workflow_run_id, route_id, lease_token, attempt, failures, free_endings,
                             executor_id, released_at, deadline, granted_at, granted_on, expires_at, revision,
                             kind_version)
-    select t.step_run_id, t.workflow_run_id, t.route_id, nextval('rara.lease_token_seq'), t.attempt + 1, t.failures,
-           t.free_endings, slot.executor_id, t.released_at, t.deadline, now(), (now() at time zone 'UTC')::date,
-           now() + make_interval(secs => $7::float8), t.revision, t.kind_version
-      from (select * from taken order by n) t
-      join unnest($6::uuid[]) with ordinality slot(executor_id, n) on slot.n = t.n
-    returning step_run_id, workflow_run_id, route_id, lease_token, attempt, failures, executor_id, deadline
+    select step_run_id, workflow_run_id, route_id, lease_token, attempt + 1, failures, free_endings, executor_id,
+           released_at, deadline, now(), (now() at time zone 'UTC')::date, now() + make_interval(secs => $7::float8),
+           revision, kind_version
+      from granted
 )
-select g.step_run_id::text, g.workflow_run_id::text, g.route_id, g.lease_token, g.attempt, g.failures,
+select g.step_run_id::text, g.workflow_run_id::text, g.route_id, g.lease_token, g.attempt + 1 as attempt, g.failures,
        g.executor_id::text, least(g.deadline, w.deadline) as deadline,
        extract(epoch from least(g.deadline, w.deadline) - now())::float8 as time_remaining_s,
-       t.available_at, s.step_name, s.idempotency_key, s.retry_of_step_run_id is not null as carries_over,
+       g.available_at, s.step_name, s.idempotency_key, s.retry_of_step_run_id is not null as carries_over,
        w.definition, w.definition_version, w.input, w.traceparent, w.tracestate,
-       extract(epoch from clock_timestamp() - t.available_at)::float8 as waited_s
+       extract(epoch from clock_timestamp() - g.available_at)::float8 as waited_s
   from granted g
-  join taken t on t.step_run_id = g.step_run_id
   join rara.step_run s on s.step_run_id = g.step_run_id
   join rara.workflow_run w on w.workflow_run_id = g.workflow_run_id
  order by g.lease_token;
@@ -94,19 +90,24 @@ select idempotency_key, name, result from rara.effect where idempotency_key = an
 -- waited for: renewals take many rows and no run, so waiting here could deadlock with a cascade.
 -- After a cancel's grace and a heartbeat ($5) a lease is renewed no more.
 with held as materialized (
-    select l.step_run_id, l.lease_token, l.cancel_reason, l.cancel_grace, l.cancel_requested_at
+    select l.place, l.lease_token, l.cancel_reason, l.cancel_grace, l.cancel_requested_at
       from unnest($1::uuid[], $2::bigint[], $3::uuid[]) b(step_run_id, lease_token, executor_id)
-      join rara.lease l on l.step_run_id = b.step_run_id and l.lease_token = b.lease_token
-                       and l.executor_id = b.executor_id
-     order by l.step_run_id
-       for update of l skip locked
+     cross join lateral (
+           select h.ctid as place, h.lease_token, h.cancel_reason, h.cancel_grace, h.cancel_requested_at
+             from rara.lease h
+            where h.step_run_id = b.step_run_id and h.lease_token = b.lease_token
+              and h.executor_id = b.executor_id
+            limit 1
+              for update skip locked
+           ) l
 ), renewed as (
     update rara.lease l
        set expires_at = greatest(l.expires_at, now() + make_interval(secs => $4::float8))
-      from held h
-     where l.step_run_id = h.step_run_id and l.lease_token = h.lease_token
-       and (h.cancel_requested_at is null
-            or now() < h.cancel_requested_at + h.cancel_grace + make_interval(secs => $5::float8))
+     where l.ctid = any (array(
+               select h.place
+                 from held h
+                where h.cancel_requested_at is null
+                   or now() < h.cancel_requested_at + h.cancel_grace + make_interval(secs => $5::float8)))
 )
 select lease_token, cancel_reason, extract(epoch from cancel_grace)::float8 as cancel_grace_s from held;
 
@@ -123,7 +124,12 @@ returning l.lease_token;
 -- Which of the tokens $2 of the steps $1 are current.
 select l.lease_token
   from unnest($1::uuid[], $2::bigint[]) b(step_run_id, lease_token)
-  join rara.lease l on l.step_run_id = b.step_run_id and l.lease_token = b.lease_token;
+ cross join lateral (
+       select h.lease_token
+         from rara.lease h
+        where h.step_run_id = b.step_run_id and h.lease_token = b.lease_token
+        limit 1
+       ) l;
 
 -- name: seen_executors
 -- Note that sessions live. One that is no longer its executor's newest was replaced, on whichever scheduler.

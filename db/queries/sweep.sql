@@ -36,36 +36,6 @@ select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.executor_i
  order by l.step_run_id
  limit $3::int;
 
--- name: lock_batch_skip_locked
--- lock_batch for sweeps: rows that somebody is at work on are left for the next turn.
-with runs as materialized (
-    select workflow_run_id, state, revision, steps_total, steps_succeeded, steps_failed, steps_cancelled,
-           on_failure, cancel_reason, definition, definition_version, failed_step_run_id
-      from rara.workflow_run
-     where workflow_run_id = any($1::uuid[])
-     order by workflow_run_id
-       for no key update skip locked
-), leases as materialized (
-    select l.*
-      from rara.lease l
-     where l.step_run_id = any($2::uuid[])
-       and (select count(*) from runs) >= 0
-     order by l.step_run_id
-       for update skip locked
-)
-select l.step_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings, l.executor_id::text,
-       l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
-       l.last_sequence, l.gaps, l.cancel_reason as lease_cancel_reason,
-       l.expires_at <= now() as expired,
-       l.granted_at <= now() - make_interval(secs => $3::float8) as accept_overdue,
-       s.step_name, s.idempotency_key,
-       r.workflow_run_id::text, r.state as run_state, r.revision, r.steps_total, r.steps_succeeded,
-       r.steps_failed, r.steps_cancelled, r.on_failure, r.cancel_reason as run_cancel_reason, r.definition,
-       r.definition_version, r.failed_step_run_id::text
-  from leases l
-  join runs r on r.workflow_run_id = l.workflow_run_id
-  join rara.step_run s on s.step_run_id = l.step_run_id;
-
 -- name: overdue_leases
 -- A page of leases that ran out of a time of their own, and why, behind step $1.
 select l.step_run_id::text, l.lease_token, l.executor_id::text, r.definition, r.definition_version, s.step_name,

@@ -1,12 +1,14 @@
 """The plans of hot statements on full tables, and that every statement of db/queries fits the schema."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import asyncpg
 import pytest
 import pytest_asyncio
+from rara_scheduler.store.database import ENGINE_PLANNER
 from rara_scheduler.store.queries import load_queries, query
 from support.store_world import LEASE_S, StoreWorld, new_id, store_world
 
@@ -90,6 +92,52 @@ async def test_leasing_stays_flat_when_nothing_of_the_route_is_ready(
     )
     plan = json.loads(explained)[0]["Plan"]
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 50
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("lock_leases", 3),
+        ("apply_batch", 44),
+        ("grant_leases", 8),
+        ("renew_leases", 5),
+        ("current_tokens", 2),
+    ],
+)
+async def test_hot_rows_are_found_by_their_keys_when_statistics_say_that_there_are_none(
+    connection: "asyncpg.Connection[asyncpg.Record]", name: str, parameters: int
+) -> None:
+    """Else each row of a set is compared with each row of the table: ten times the work at a thousand leases."""
+    await fill_ready(connection)
+    await connection.execute(
+        """insert into rara.lease (step_run_id, workflow_run_id, route_id, lease_token, attempt, failures, free_endings,
+                                   executor_id, released_at, granted_at, granted_on, expires_at, revision)
+           select gen_random_uuid(), gen_random_uuid(), 1, n, 1, 0, 0, gen_random_uuid(), now(), now(), now()::date,
+                  now() + interval '1 minute', 1
+             from generate_series(1, 5000) n"""
+    )
+    await connection.execute("delete from rara.lease")
+    await connection.execute("delete from rara.ready")
+    await connection.execute("analyze rara.lease, rara.ready")
+    known = await connection.fetch(
+        "select reltuples, relpages > 0 as has_pages from pg_class"
+        " where oid in ('rara.lease'::regclass, 'rara.ready'::regclass)"
+    )
+    assert [tuple(row) for row in known] == [(0, True), (0, True)]  # what the planner goes by
+    for setting, value in ENGINE_PLANNER.items():
+        await connection.execute(f"set {setting} = {value}")
+    await connection.execute("set plan_cache_mode = force_generic_plan")
+    await connection.execute(f"prepare hot as {query(name)}")
+    nothing = ", ".join(["null"] * parameters)
+    explained = json.loads(await connection.fetchval(f"explain (format json) execute hot({nothing})"))
+    scans = [
+        node
+        for node in nodes(explained[0]["Plan"])
+        if node.get("Relation Name") in ("lease", "ready") and node["Node Type"] != "ModifyTable"
+    ]
+    assert scans
+    for scan in scans:
+        assert "TID Cond" in scan or re.search("(step_run_id|route_id) = ", scan.get("Index Cond", ""))
 
 
 async def test_renewals_are_heap_only_updates(world: StoreWorld) -> None:

@@ -10,6 +10,9 @@ from rara_scheduler.domain.errors import Code, StepError
 from rara_scheduler.domain.retry import Ending, RetryPolicy, judge
 from rara_scheduler.domain.step import StepEvent, StepState, transition
 
+# Classes of which each step makes some are not frozen, though nobody changes them: to set each field of a frozen one
+# takes three times as long.
+
 MAX_MISSING = 1000  # numbers named in one acknowledgement
 MAX_JUMP = 200_000  # numbers that one event may skip: twice the largest event_window
 
@@ -25,6 +28,9 @@ class EventType(StrEnum):
 
 
 TERMINAL_EVENTS = frozenset({EventType.SUCCEEDED, EventType.FAILED, EventType.CANCELLED})
+_BEFORE_RUNNING = frozenset(
+    {EventType.ACCEPTED, EventType.FAILED, EventType.CANCELLED}
+)  # may come without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Checkpoint:
     artifacts: tuple[ArtifactFacts, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What a `succeeded` event brings. consumed: (sha256, size_bytes) of what was really used."""
 
@@ -58,7 +64,7 @@ class Outcome:
     consumed: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
     """One event of an executor. body: the event as history keeps it, serialised."""
 
@@ -105,7 +111,7 @@ class CancelReceipt:
 Item: TypeAlias = Report | AttemptEnding | CancelReceipt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LeaseFacts:
     """A locked lease row. cancel_reason: the run's, else the lease's own; None: nobody asked."""
 
@@ -138,7 +144,7 @@ class Refusal:
     digests: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Closing:
     """How the attempt ended. to: the state that its step enters."""
 
@@ -221,29 +227,29 @@ def decide(
             if isinstance(item, Report) and item.sequence not in seen:
                 decision.refused.append(Refusal(item.sequence, Code.LEASE_LOST, "the attempt has ended"))
             continue
-        match item:
-            case CancelReceipt():
-                decision.receipt = True
-            case AttemptEnding():
-                if _holds(item.guard, lease, decision):
-                    _end(decision, state, item.error, policy, jitter, confirmed=False)
-            case Report():
-                if item.sequence in seen:
-                    continue
-                refusal = _refuse(item, decision.last_sequence, blobs, allows_secrets=allows_secrets)
-                if refusal is not None:
-                    decision.refused.append(refusal)
-                    continue
-                seen.add(item.sequence)
-                _count(decision, item.sequence)
-                decision.stored.append(item)
-                decision.accept = True  # any event of the owner shows that it took the lease up
-                if item.type not in (EventType.ACCEPTED, EventType.FAILED, EventType.CANCELLED):
-                    # What overtakes `running` is applied through it.
-                    if state is StepState.LEASED:
-                        state = transition(state, StepEvent.START)
-                    decision.start = decision.moved = True
+        if isinstance(item, Report):
+            if item.sequence in seen:
+                continue
+            refusal = _refuse(item, decision.last_sequence, blobs, allows_secrets=allows_secrets)
+            if refusal is not None:
+                decision.refused.append(refusal)
+                continue
+            seen.add(item.sequence)
+            _count(decision, item.sequence)
+            decision.stored.append(item)
+            decision.accept = True  # any event of the owner shows that it took the lease up
+            if item.type not in _BEFORE_RUNNING:
+                # What overtakes `running` is applied through it.
+                if state is StepState.LEASED:
+                    state = transition(state, StepEvent.START)
+                decision.start = decision.moved = True
+            if item.type in TERMINAL_EVENTS:
                 _apply_terminal(decision, state, item, policy, jitter)
+        elif isinstance(item, AttemptEnding):
+            if _holds(item.guard, lease, decision):
+                _end(decision, state, item.error, policy, jitter, confirmed=False)
+        else:
+            decision.receipt = True
     return decision
 
 

@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import asyncpg
 import orjson
 
 from rara_scheduler.domain.attempt import (
@@ -44,7 +43,7 @@ _BARE_STEP = StepSpec("", "", "", "", (), None, b"", (), (), {}, {}, RetryPolicy
 _UNREADABLE = StepError(Code.PAYLOAD_INVALID, "its definition cannot be read", retryable=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LeaseReports:
     """What arrived about one lease, in order. executor_id: the session's; None: the scheduler's own word."""
 
@@ -105,28 +104,6 @@ def error_json(error: StepError | None) -> str | None:
     if error.runner_exit:
         stored["runner_exit"] = dict(error.runner_exit)
     return orjson.dumps(stored).decode()
-
-
-def _lease_facts(row: asyncpg.Record) -> LeaseFacts:
-    return LeaseFacts(
-        step_run_id=row["step_run_id"],
-        workflow_run_id=row["workflow_run_id"],
-        lease_token=row["lease_token"],
-        attempt=row["attempt"],
-        failures=row["failures"],
-        free_endings=row["free_endings"],
-        executor_id=row["executor_id"],
-        granted_on=row["granted_on"],
-        accepted=row["accepted"],
-        started=row["started"],
-        last_sequence=row["last_sequence"],
-        gaps=row["gaps"],
-        cancel_reason=row["run_cancel_reason"] or row["lease_cancel_reason"],
-        expired=row["expired"],
-        accept_overdue=row["accept_overdue"],
-        step_name=row["step_name"],
-        idempotency_key=row["idempotency_key"],
-    )
 
 
 class CommitStore:
@@ -211,19 +188,22 @@ class CommitStore:
         *,
         skip_locked: bool,
     ) -> BatchResult:
+        skip = "_skip_locked" if skip_locked else ""
         rows = await connection.fetch(
-            query("lock_batch_skip_locked" if skip_locked else "lock_batch"),
-            list({reports.workflow_run_id for reports in batch}),
+            query(f"lock_runs{skip}"), list({reports.workflow_run_id for reports in batch})
+        )
+        runs = {row["workflow_run_id"]: locked_run(row) for row in rows}
+        rows = await connection.fetch(
+            query(f"lock_leases{skip}"),
+            list(runs),
             [reports.step_run_id for reports in batch],
             self._accept_timeout_s,
         )
-        runs: dict[str, LockedRun] = {}
         leases: dict[str, LeaseFacts] = {}
         for row in rows:
-            run_id = row["workflow_run_id"]
-            if run_id not in runs:
-                runs[run_id] = locked_run(row)
-            leases[row["step_run_id"]] = _lease_facts(row)
+            locked = LeaseFacts(*row)  # its columns are the fields, in their order
+            locked.cancel_reason = runs[locked.workflow_run_id].cancel_reason or locked.cancel_reason
+            leases[locked.step_run_id] = locked
         ledger = RunLedger(runs, at_hand.of(runs.values()), self._cancel_grace_s)
 
         result = BatchResult()
@@ -250,8 +230,11 @@ class CommitStore:
 
         known = await self._known(connection, current)
         blobs = await self._blobs(connection, [item for reports, _ in current for item in reports.items])
+        specs: dict[int, StepSpec] = {}
         for reports, lease in current:
-            step = _step_spec(ledger, lease)
+            definition = ledger.spec(runs[lease.workflow_run_id])
+            step = definition.steps.get(lease.step_name) if definition else None
+            specs[lease.lease_token] = step or _BARE_STEP
             decision = decide(
                 lease,
                 reports.items if step else (AttemptEnding(_UNREADABLE),),
@@ -259,7 +242,7 @@ class CommitStore:
                 known=known.get(lease.lease_token, frozenset()),
                 blobs=blobs,
                 jitter=self._jitter(),
-                allows_secrets=_allows_secrets(ledger, lease),
+                allows_secrets=definition is not None and definition.allows_secrets,
             )
             if step is None:
                 _refuse_all(decision, reports, _UNREADABLE)
@@ -268,11 +251,16 @@ class CommitStore:
             result.decisions[lease.lease_token] = decision
         changed = [decision for decision in result.decisions.values() if decision.changed]
         if changed:
-            await self._write(connection, ledger, changed, result)
+            await self._write(connection, ledger, changed, specs, result)
         return result
 
     async def _write(
-        self, connection: Connection, ledger: RunLedger, changed: list[Decision], result: BatchResult
+        self,
+        connection: Connection,
+        ledger: RunLedger,
+        changed: list[Decision],
+        specs: Mapping[int, StepSpec],
+        result: BatchResult,
     ) -> None:
         for decision in changed:
             if decision.accept:
@@ -296,11 +284,14 @@ class CommitStore:
             if overruled:
                 await ledger.close(connection, _closed_steps(overruled), ending_step_ids=())
         runs = ledger.settle()
-        specs = {d.lease.lease_token: _step_spec(ledger, d.lease) or _BARE_STEP for d in changed}
         row = await connection.fetchrow(
             query("apply_batch"), *_batch_columns(changed, runs, ledger, specs, self._lease_s)
         )
-        if row is None or row["runs"] != len(runs) or row["ended"] != len(ending):
+        if row is None or (row["runs"], row["ended"], row["going_on"]) != (
+            len(runs),
+            len(ending),
+            len(changed) - len(ending),
+        ):
             raise RuntimeError("a locked row changed under its lock")
         await self._record(connection, changed, specs)
         if ending:
@@ -362,7 +353,7 @@ class CommitStore:
         wanted = {
             artifact.sha256
             for item in items
-            if isinstance(item, Report)
+            if isinstance(item, Report) and (item.outcome or item.partial or item.checkpoint)
             for artifact in item.artifacts
             if artifact.inline is None
         }
@@ -448,17 +439,6 @@ class CommitStore:
         return bool(rows)
 
 
-def _allows_secrets(ledger: RunLedger, lease: LeaseFacts) -> bool:
-    spec = ledger.spec(ledger.runs[lease.workflow_run_id])
-    return spec is not None and spec.allows_secrets
-
-
-def _step_spec(ledger: RunLedger, lease: LeaseFacts) -> StepSpec | None:
-    """None: its definition cannot be had, or has no such step."""
-    spec = ledger.spec(ledger.runs[lease.workflow_run_id])
-    return spec.steps.get(lease.step_name) if spec else None
-
-
 def _refuse_all(decision: Decision, reports: LeaseReports, error: StepError) -> None:
     decision.refused.extend(
         Refusal(item.sequence, Code.PAYLOAD_INVALID, error.message)
@@ -530,8 +510,8 @@ async def _record_checkpoints(connection: Connection, changed: Sequence[Decision
     await connection.execute(query("record_checkpoints"), *_transposed(rows), *_padded(artifacts, 7))
 
 
-def _transposed(rows: Sequence[tuple[object, ...]]) -> list[list[object]]:
-    return [list(column) for column in zip(*rows, strict=True)]
+def _transposed(rows: Sequence[tuple[object, ...]]) -> list[Sequence[object]]:
+    return list(zip(*rows, strict=True))
 
 
 def _batch_columns(
@@ -543,7 +523,7 @@ def _batch_columns(
 ) -> list[object]:
     """The 44 parameters of `apply_batch`, in its order."""
     events = [
-        (d.lease.granted_on, d.lease.step_run_id, d.lease.attempt, r.sequence, r.type.value, r.body)
+        (d.lease.granted_on, d.lease.step_run_id, d.lease.attempt, r.sequence, r.type, r.body)
         for d in changed
         for r in d.stored
     ]
@@ -571,7 +551,7 @@ def _batch_columns(
             )
         else:
             c = d.closing
-            outcome = c.to.value
+            outcome: str = c.to
             if c.to is StepState.RETRYABLE_FAILED:
                 outcome = "ready" if c.at_once else "waiting"
             ended.append(
@@ -618,5 +598,5 @@ def _batch_columns(
     ]
 
 
-def _padded(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:
+def _padded(rows: Sequence[tuple[object, ...]], width: int) -> list[Sequence[object]]:
     return _transposed(rows) if rows else [[] for _ in range(width)]

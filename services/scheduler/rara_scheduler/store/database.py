@@ -18,6 +18,10 @@ Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 
 ENGINE_LOCK_TIMEOUT_S = 1.0
 
+# Hot tables are often empty when their statistics are made, and the planner would then read them whole for each row
+# that a statement looks up by its key. The engine's statements have an index for all that they look up.
+ENGINE_PLANNER = {"enable_seqscan": "off"}
+
 
 class Lane(StrEnum):
     """Which pool a statement takes its connection from."""
@@ -147,7 +151,8 @@ class Database:
                     "lock_timeout": str(int(min(self._lock_timeout_s, ENGINE_LOCK_TIMEOUT_S) * 1000))
                     if lane is Lane.ENGINE
                     else self._server_settings["lock_timeout"],
-                },
+                }
+                | (ENGINE_PLANNER if lane is Lane.ENGINE else {}),
                 max_inactive_connection_lifetime=300.0,
                 reset=_keep_as_it_is,
             )

@@ -27,7 +27,7 @@ class _MetPaused(Exception):
     """The statement met steps of paused definitions: it has to be undone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grant:
     """One step, leased. deadline: the earlier of the step's and the run's; None: none."""
 
@@ -121,30 +121,7 @@ class LeaseStore:
         else:
             async with self._database.connection(Lane.ENGINE) as connection:
                 rows = await connection.fetch(query("grant_leases"), *arguments)
-        return [
-            Grant(
-                step_run_id=row["step_run_id"],
-                workflow_run_id=row["workflow_run_id"],
-                route_id=row["route_id"],
-                lease_token=row["lease_token"],
-                attempt=row["attempt"],
-                failures=row["failures"],
-                executor_id=row["executor_id"],
-                deadline=row["deadline"],
-                time_remaining_s=row["time_remaining_s"],
-                available_at=row["available_at"],
-                step_name=row["step_name"],
-                idempotency_key=row["idempotency_key"],
-                carries_over=row["carries_over"],
-                definition=row["definition"],
-                definition_version=row["definition_version"],
-                run_input=row["input"],
-                traceparent=row["traceparent"],
-                tracestate=row["tracestate"],
-                waited_s=row["waited_s"],
-            )
-            for row in rows
-        ]
+        return [Grant(*row) for row in rows]  # its columns are the fields, in their order
 
     async def _grant_around(
         self, arguments: Sequence[object], cursors: Mapping[int, Cursor], barred: frozenset[str]
