@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rara_scheduler.app import serve
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.logging import configure
-from rara_scheduler.memory import give_back_large_buffers
+from rara_scheduler.memory import give_back_large_buffers, look_for_garbage_rarely
 from rara_scheduler.settings import Settings
 from rara_scheduler.store.migrate import MigrationError
 
@@ -24,6 +24,7 @@ def main() -> None:
             print(f"rara-scheduler: {name}{problem['msg']}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     give_back_large_buffers()
+    look_for_garbage_rarely()
     configure(log_format=settings.log_format, level=settings.log_level)
     factory = None
     if settings.uvloop:
