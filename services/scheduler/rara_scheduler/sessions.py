@@ -29,7 +29,7 @@ class FrameStream(Protocol):
     async def write(self, frame: dispatch_pb2.ConnectResponse) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Held:
     """A lease that this session's executor holds."""
 

@@ -257,7 +257,9 @@ class DispatchLoop:
         except HeldInFront:
             return True
         granted = _Granted(granting_ns, epoch_ns(), self._clock())
-        for grant in grants:
+        for grant in {
+            grant.route_id: grant for grant in grants
+        }.values():  # of each route the last: they are in order
             seen = (grant.available_at, UUID(grant.step_run_id))
             if seen > self._cursors.get(grant.route_id, BEFORE_ALL):
                 self._cursors[grant.route_id] = seen

@@ -1,6 +1,7 @@
 """Granted leases as JobRequests, each built alone: what is wrong with one step touches that step only."""
 
 from collections.abc import Mapping
+from functools import cache
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -29,6 +30,12 @@ def duration(value_s: float) -> Duration:
     message = Duration()
     message.FromNanoseconds(round(value_s * 1e9))
     return message
+
+
+@cache
+def _lease_duration(lease_s: float) -> Duration:
+    """Copied into each job."""
+    return duration(lease_s)
 
 
 def artifact_message(facts: ArtifactFacts) -> common_pb2.Artifact:
@@ -68,7 +75,7 @@ def build_job(
         executor_kind=executor_kind,
         kind=spec.kind,
         kind_version=kind_version,
-        lease_duration=duration(lease_s),
+        lease_duration=_lease_duration(lease_s),
         definition=grant.definition,
         definition_version=grant.definition_version,
         step_name=grant.step_name,
