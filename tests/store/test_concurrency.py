@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import asyncpg
 import pytest_asyncio
-from rara_scheduler.domain.attempt import Guard
+from rara_scheduler.domain.attempt import Guard, Item
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.sessions import SessionRegistry
@@ -238,6 +238,64 @@ async def test_cancels_commits_heartbeats_and_sweeps_do_not_lock_each_other_out(
     assert twice == 0
 
 
+def a_committer(world: StoreWorld) -> Committer:
+    class Nobody:
+        def publish(self, workflow_run_ids: object) -> None: ...
+
+    def nothing() -> None: ...
+
+    registry = SessionRegistry(max_sessions=1)
+    aftermath = Aftermath(registry, Nobody(), wake_dispatch=nothing, wake_sweep=nothing, tell_others=nothing)
+    return Committer(world.commits, aftermath, batch=1000)
+
+
+@contextlib.asynccontextmanager
+async def committing(committer: Committer) -> AsyncIterator[None]:
+    task = asyncio.create_task(committer.run(), name="committer")
+    try:
+        async with asyncio.timeout(10):
+            yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def say(committer: Committer, grant: Grant, item: Item) -> None:
+    committer.submit(
+        Submission(grant.step_run_id, grant.workflow_run_id, grant.lease_token, grant.executor_id, item)
+    )
+
+
+async def test_what_nobody_waits_for_is_committed_with_what_comes_next_of_its_lease(
+    worlds: list[StoreWorld],
+) -> None:
+    world = worlds[0]
+    await world.define("two", {"a": {}, "b": {}})
+    run_id = await world.start("two")
+    first, second = await world.lease(2)
+    committer = a_committer(world)
+    async with committing(committer):
+        say(committer, first, accepted())
+        say(committer, second, accepted())
+        await committer.drained()
+        say(committer, first, running())
+        say(committer, second, running())
+        assert committer.waiting == 2
+        assert committer.has_queued(first.lease_token)
+        say(committer, first, succeeded(3))
+        await committer.drained()  # and what stood aside alone follows by itself
+    steps = {grant.step_name: await world.step(grant.step_run_id) for grant in (first, second)}
+    assert steps[first.step_name]["state"] == "succeeded"
+    assert steps[second.step_name]["state"] == "running"
+    events = await world.raw.fetch(
+        "select step_run_id::text, type, stored_at from rara.step_event order by step_run_id, sequence"
+    )
+    stored = {(row["step_run_id"], row["type"]): row["stored_at"] for row in events}
+    assert len(stored) == 5
+    assert stored[first.step_run_id, "running"] == stored[first.step_run_id, "succeeded"]
+    assert await world.run_state(run_id) == "running"
+
+
 async def test_a_batch_that_a_stranger_shares_stores_and_answers_the_owners_events(
     worlds: list[StoreWorld],
 ) -> None:
@@ -245,28 +303,15 @@ async def test_a_batch_that_a_stranger_shares_stores_and_answers_the_owners_even
     await world.define("one", {"a": {}})
     run_id = await world.start("one")
     grant = await world.lease_one()
-    registry = SessionRegistry(max_sessions=1)
-
-    class Nobody:
-        def publish(self, workflow_run_ids: object) -> None: ...
-
-    def nothing() -> None: ...
-
-    aftermath = Aftermath(registry, Nobody(), wake_dispatch=nothing, wake_sweep=nothing, tell_others=nothing)
-    committer = Committer(world.commits, aftermath, batch=1000)
+    committer = a_committer(world)
     for sequence, item in enumerate((accepted(), running(), succeeded(3)), 1):
         stolen = succeeded(sequence, b'"stolen"')
         committer.submit(Submission(grant.step_run_id, NIL, grant.lease_token, new_id(), stolen))
         committer.submit(
             Submission(grant.step_run_id, grant.workflow_run_id, grant.lease_token, grant.executor_id, item)
         )
-    task = asyncio.create_task(committer.run(), name="committer")
-    try:
-        async with asyncio.timeout(10):
-            await committer.drained()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    async with committing(committer):
+        await committer.drained()
     assert await world.run_state(run_id) == "succeeded"
     assert (await world.step(grant.step_run_id))["output"] == b"{}"
 

@@ -1,14 +1,15 @@
-"""Adaptive group commit: flush at once when idle, gather only while a commit runs."""
+"""Adaptive group commit: at once when idle, else gather while a commit runs; what nobody waits for starts none."""
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import structlog
 
-from rara_scheduler.domain.attempt import Item, Report
+from rara_scheduler.domain.attempt import EventType, Item, Report
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.store.commit import BatchResult, CommitStore, LeaseReports
@@ -18,13 +19,19 @@ from rara_scheduler.telemetry.span_clock import epoch_ns
 
 log = structlog.get_logger(__name__)
 
+Key = TypeVar("Key")
+
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 2.0
 _LONGEST_COMMIT_S = 0.5
 _LEAST_SHORTENED = 50  # items
+# `running` of a short step is soon followed by its end, and progress by more of it, and nobody waits for their commit:
+# so long they stand aside for what else comes of their lease, and the row is written once.
+_LINGER_S = 0.01
+_CAN_WAIT = frozenset({EventType.RUNNING, EventType.PROGRESS})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submission:
     """One item about one lease. executor_id: who reported it and is answered; None: the scheduler itself."""
 
@@ -60,28 +67,36 @@ class Committer:
         self._size = batch  # of the next transaction, by how long the last ones took
         self._clock = clock
         self._queue: deque[Submission] = deque()
-        self._queued: Counter[str] = Counter()
-        self._tokens: Counter[int] = Counter()
+        self._queued: dict[str, int] = {}
+        self._tokens: dict[int, int] = {}
         self._arrived = asyncio.Event()
+        self._aside: dict[int, _Aside] = {}  # by token, the oldest first
+        self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._held_up: set[int] = set()  # tokens of which somebody else held the rows when last tried
 
     def submit(self, submission: Submission) -> None:
-        self._queue.append(submission)
-        self._tokens[submission.lease_token] += 1
-        if submission.executor_id is not None:
-            self._queued[submission.executor_id] += 1
-        self._arrived.set()
+        token, executor_id = submission.lease_token, submission.executor_id
+        self._tokens[token] = self._tokens.get(token, 0) + 1
+        if executor_id is not None:
+            self._queued[executor_id] = self._queued.get(executor_id, 0) + 1
         self._idle.clear()
+        if _can_wait(submission.item):
+            self._put_aside(submission)
+            return
+        if (aside := self._aside.pop(token, None)) is not None:
+            self._queue.extend(aside.submissions)
+        self._queue.append(submission)
+        self._arrived.set()
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + sum(len(aside.submissions) for aside in self._aside.values())
 
     def queued(self, executor_id: str) -> int:
         """How many reports of one executor are not committed yet."""
-        return self._queued[executor_id]
+        return self._queued.get(executor_id, 0)
 
     async def drained(self) -> None:
         """Return when everything submitted so far has been committed."""
@@ -94,7 +109,8 @@ class Committer:
             await self._arrived.wait()
             if not self._queue:
                 self._arrived.clear()
-                self._idle.set()
+                if not self._aside:
+                    self._idle.set()
                 continue
             batch, reporters, taken = self._gather()
             began_at = self._clock()
@@ -119,6 +135,27 @@ class Committer:
             self._aftermath.committed(result, reporters)
             if len(result.busy) == len(batch):
                 await asyncio.sleep(_FIRST_WAIT_S)  # nothing could be done: look again, but not at once
+
+    def _put_aside(self, submission: Submission) -> None:
+        aside = self._aside.get(submission.lease_token)
+        if aside is None:
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self._take_back)
+            aside = self._aside[submission.lease_token] = _Aside(self._clock())
+        aside.submissions.append(submission)
+
+    def _take_back(self) -> None:
+        """Queue what has stood aside for long enough."""
+        self._timer = None
+        until = self._clock() - _LINGER_S
+        for token, aside in list(self._aside.items()):
+            if aside.since > until:
+                self._timer = asyncio.get_running_loop().call_later(aside.since - until, self._take_back)
+                break
+            self._queue.extend(aside.submissions)
+            del self._aside[token]
+        if self._queue:
+            self._arrived.set()
 
     def _resize(self, taken: int, took_s: float) -> None:
         """Where the database is slow, transactions get shorter: leases that are locked cannot be renewed.
@@ -170,13 +207,9 @@ class Committer:
 
     def _uncount(self, taken: list[Submission]) -> None:
         for submission in taken:
-            self._tokens[submission.lease_token] -= 1
-            if not self._tokens[submission.lease_token]:
-                del self._tokens[submission.lease_token]
+            _count_down(self._tokens, submission.lease_token)
             if submission.executor_id is not None:
-                self._queued[submission.executor_id] -= 1
-                if not self._queued[submission.executor_id]:
-                    del self._queued[submission.executor_id]
+                _count_down(self._queued, submission.executor_id)
 
     def _gather(self) -> tuple[list[LeaseReports], dict[int, str], list[Submission]]:
         taken: list[Submission] = []
@@ -205,6 +238,26 @@ class Committer:
                 )
             )
         return batch, reporters, taken
+
+
+@dataclass(slots=True)
+class _Aside:
+    """What has come of one lease and can wait."""
+
+    since: float
+    submissions: list[Submission] = field(default_factory=list)
+
+
+def _can_wait(item: Item) -> bool:
+    return isinstance(item, Report) and item.type in _CAN_WAIT
+
+
+def _count_down(counts: dict[Key, int], key: Key) -> None:
+    left = counts[key] - 1
+    if left:
+        counts[key] = left
+    else:
+        del counts[key]
 
 
 @dataclass(slots=True)
