@@ -2,20 +2,24 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Final
 
 from rara_executor.runner_protocol import StartJob
 
+_NOTHING: Final = contextlib.nullcontext()
 
-@contextlib.contextmanager
-def attached(start: StartJob) -> Iterator[None]:
+
+def attached(start: StartJob) -> contextlib.AbstractContextManager[None]:
     """Make the job's span the current one of OpenTelemetry's context, for as long as the block lasts.
 
     Without a trace, or where OpenTelemetry is not installed, nothing is done; it is imported for the first job that
     has a trace.
     """
-    if not start.traceparent:
-        yield
-        return
+    return _attached(start) if start.traceparent else _NOTHING
+
+
+@contextlib.contextmanager
+def _attached(start: StartJob) -> Iterator[None]:
     try:
         from opentelemetry import context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
 
 from google.protobuf.descriptor import Descriptor
 from rara.v1 import dispatch_pb2, job_pb2
@@ -124,27 +125,29 @@ class Outbox:
 
     def take_frame(self, now: float) -> bytes:
         """The same as a ConnectRequest on the wire; empty: there is nothing to say. Nothing is serialized twice."""
-        events = b"".join([part for entry in self._take(now) for part in _field(_EVENTS, entry.data)])
-        return b"".join(_field(_FRAME_EVENTS, events)) if events else b""
+        fields: list[bytes] = []
+        for entry in self._take(now):
+            fields += _EVENTS, _varint(len(entry.data)), entry.data
+        events = b"".join(fields)
+        return b"".join((_FRAME_EVENTS, _varint(len(events)), events)) if events else b""
 
     def _take(self, now: float) -> list[Entry]:
         entries: list[Entry] = []
-        size = 0
-        while len(entries) < MAX_BATCH_EVENTS and self.in_flight < self.event_window:
-            self._skip_gone()
-            if not self._queue:
-                break
-            entry = self._queue[0]
-            if entries and size + len(entry.data) > MAX_BATCH_BYTES:
-                break
-            self._queue.popleft()
-            self._uncount(entry)
-            entry.state = _State.SENT
-            if entry.first_sent_at is None:
-                entry.first_sent_at = now
-            self.in_flight += 1
-            size += len(entry.data)
-            entries.append(entry)
+        queue, size = self._queue, 0
+        most = min(MAX_BATCH_EVENTS, self.event_window - self.in_flight)
+        while queue and len(entries) < most:
+            entry = queue[0]
+            if entry.state is _State.QUEUED:
+                size += len(entry.data)
+                if entries and size > MAX_BATCH_BYTES:
+                    break
+                self._uncount(entry)
+                entry.state = _State.SENT
+                if entry.first_sent_at is None:
+                    entry.first_sent_at = now
+                entries.append(entry)
+            queue.popleft()
+        self.in_flight += len(entries)
         return entries
 
     def acknowledge(self, token: int, sequence: int, missing: Iterable[int] = ()) -> list[Entry]:
@@ -156,8 +159,11 @@ class Outbox:
         if lane is None:
             return []
         wanted = sorted(missing)
-        stored = [number for number in lane.entries if number <= sequence and number not in wanted]
-        done = [lane.entries.pop(number) for number in stored]
+        if not wanted and sequence >= lane.last_sequence:
+            done, lane.entries = list(lane.entries.values()), {}
+        else:
+            stored = [number for number in lane.entries if number <= sequence and number not in wanted]
+            done = [lane.entries.pop(number) for number in stored]
         for entry in done:
             self._forget(entry)
         lane.acked_sequence = max(lane.acked_sequence, min(sequence, lane.last_sequence))
@@ -328,12 +334,11 @@ _EVENTS = _tag(dispatch_pb2.EventBatch.DESCRIPTOR, "events")
 _FRAME_EVENTS = _tag(dispatch_pb2.ConnectRequest.DESCRIPTOR, "events")
 
 
-def _field(tag: bytes, data: bytes) -> tuple[bytes, bytes, bytes]:
-    """A field of Protobuf's wire format that has a length: tag, length as a varint, and the bytes."""
-    length = len(data)
-    varint = bytearray()
-    while length > 0x7F:
-        varint.append(length & 0x7F | 0x80)
-        length >>= 7
-    varint.append(length)
-    return tag, bytes(varint), data
+@lru_cache(maxsize=4096)
+def _varint(number: int) -> bytes:
+    data = bytearray()
+    while number > 0x7F:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    data.append(number)
+    return bytes(data)

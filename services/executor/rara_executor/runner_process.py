@@ -3,6 +3,7 @@
 Started as `python -m rara_executor.runner_process FD PARENT_PID`, where FD is its end of a socket pair.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ def main(argv: list[str]) -> int:
     if handlers is None:
         link.sendall(encode(Ready([], problem)))
         return 1
+    gc.freeze()  # what was imported stays: collections need not walk it
     link.sendall(encode(Ready(handlers.catalogue(), "")))
     role, rest = _receive(link, decoder, rest)
     if not isinstance(role, Assume):
