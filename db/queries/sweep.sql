@@ -22,7 +22,9 @@ select (select extract(epoch from min(w.available_at) - now()) from rara.waiting
        exists (select from rara.executor x
                 where x.scheduler_id <> $2::uuid and x.ended_at is null
                   and x.last_seen_at > now() - make_interval(secs => $3::float8)) as others_known,
-       coalesce((select max(route_id) from rara.route), 0) as newest_route_id;
+       coalesce((select max(route_id) from rara.route), 0) as newest_route_id,
+       (select string_agg(p.pause_id || case when p.resumed_at is null then '' else '-' end, ' ' order by p.pause_id)
+          from rara.pause p) as pauses;
 
 -- name: reclaimable_leases
 -- A page of leases that have expired or were never taken up, behind step $2. Finding is not deciding: the commit

@@ -57,6 +57,7 @@ async def test_a_quiet_database_shows_nothing_due(world: StoreWorld) -> None:
         waiting_overdue=False,
         others_known=False,
         newest_route_id=outlook.newest_route_id,
+        pauses="",
     )
     assert outlook.newest_route_id > 0
 

@@ -43,6 +43,27 @@ def test_a_look_that_began_earlier_and_ends_later_changes_nothing() -> None:
     assert pauses.kinds == {"a"}
 
 
+def test_a_mark_confirms_what_is_known_and_nothing_else() -> None:
+    clock = Clock()
+    pauses = Pauses(stale_s=5.0, clock=clock)
+    assert not pauses.confirmed("", clock.now)  # before the first look nothing is known
+    pauses.looked([], clock.now)
+    clock.now += 4.0
+    assert pauses.confirmed("", clock.now)
+    assert pauses.is_quiet(1.0)
+    clock.now += 4.0
+    assert pauses.are_known
+    assert not pauses.is_quiet(1.0)
+    assert not pauses.confirmed("1", clock.now)
+    over = Pause(1, Target(kind="a"), "", "", NOON, resumed_at=NOON)
+    pauses.looked([pause(2, definition="d"), over], clock.now)
+    assert not pauses.is_quiet(1.0)
+    assert not pauses.confirmed("1 2", clock.now)
+    assert pauses.confirmed("1- 2", clock.now - 1)  # a look that began earlier makes nothing younger
+    clock.now += 5.1
+    assert not pauses.are_known
+
+
 def test_what_is_being_resumed_may_be_leased_and_is_spared_from_waiting_in_vain() -> None:
     clock = Clock()
     pauses = Pauses(stale_s=5.0, clock=clock)

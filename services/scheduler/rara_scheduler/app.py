@@ -209,6 +209,7 @@ class Scheduler:
             silence_s=s.silence_s,
             cancel_grace_s=s.cancel_grace_s,
             wake_dispatch=self._wake_dispatch,
+            wake_pauses=self._pause_loop.wake,
         )
         retention = RetentionStore(self._database)
         self._retention = RetentionLoop(

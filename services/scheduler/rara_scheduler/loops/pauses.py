@@ -22,6 +22,8 @@ _PAGE: Final = 1000  # steps in one transaction: some 20 ms
 class PauseLoop:
     """Looks each `every_s` and at every hint. Each scheduler does the same, and rows that another moves are left to it.
 
+    While nothing is paused the sweep's look tells so, which asks for nothing more, and this loop does not look itself.
+
     While a definition is paused, ready steps are walked through: at once from the front to the end when it was paused,
     and from then on one page a turn, or as fast as there are steps to put aside.
     """
@@ -65,11 +67,17 @@ class PauseLoop:
             if again:
                 await asyncio.sleep(0)
                 continue
+            await self._next_turn()
+
+    async def _next_turn(self) -> None:
+        while True:
             try:
                 async with asyncio.timeout(self._every_s):
                     await self._wake.wait()
+                return
             except TimeoutError:
-                pass
+                if not self._pauses.is_quiet(2 * self._every_s):
+                    return
 
     async def turn(self) -> bool:
         """Look, and move one page of each kind. True: there is more to move at once."""

@@ -52,6 +52,7 @@ class SweepLoop:
         silence_s: float,
         cancel_grace_s: float,
         wake_dispatch: Callable[[], None],
+        wake_pauses: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sweeps = sweeps
@@ -69,6 +70,7 @@ class SweepLoop:
         self._silence_s = silence_s
         self._cancel_grace_s = cancel_grace_s
         self._wake_dispatch = wake_dispatch
+        self._wake_pauses = wake_pauses
         self._clock = clock
         self._settled_at = clock() + settle_s
         self._wake = asyncio.Event()
@@ -110,8 +112,11 @@ class SweepLoop:
 
     async def sweep(self) -> float | None:
         """Look once and do what is due. Returns seconds until the next waiting step is due; None: none waits."""
+        began_at = self._clock()
         outlook = await self._sweeps.look_around()
         self._answered_at = self._clock()
+        if not self._pauses.confirmed(outlook.pauses, began_at):
+            self._wake_pauses()
         self._others_known = outlook.others_known
         if outlook.newest_route_id > self._routes.newest:
             self._routes.add(await self._definitions.routes_after(self._routes.newest))

@@ -180,7 +180,9 @@ async def migrate(dsn: str, *, wait_s: float = 60, directory: Path | None = None
 
 
 # Digests of texts that did the same, from before the first release: databases that were made with them are as good.
-FORMER = {"0002": "10ba3f6fc9c50c9691d849519faf94fb0a0980d9290968643fd875f48b0a3ab4"}  # it asked for a superuser
+FORMER = {
+    "0002": "10ba3f6fc9c50c9691d849519faf94fb0a0980d9290968643fd875f48b0a3ab4"
+}  # it asked for a superuser
 
 _BOOKKEEPING = """
     create schema if not exists rara;

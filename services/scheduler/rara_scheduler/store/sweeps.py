@@ -30,6 +30,7 @@ class Outlook:
     waiting_overdue: bool
     others_known: bool  # executors are connected to other schedulers, too
     newest_route_id: int
+    pauses: str  # what is paused, as Pauses.mark says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class SweepStore:
             waiting_overdue=row["waiting_overdue"],
             others_known=row["others_known"],
             newest_route_id=row["newest_route_id"],
+            pauses=row["pauses"] or "",
         )
 
     async def reclaimable(self, after_step_run_id: str) -> list[Reclaimable]:
