@@ -19,6 +19,7 @@ select (select extract(epoch from min(w.available_at) - now()) from rara.waiting
                   and (r.deadline is not null or r.schedule_deadline is not null))
            as ready_overdue,
        exists (select from rara.waiting w where w.deadline <= now() and w.deadline is not null) as waiting_overdue,
+       exists (select from rara.ready) as any_ready,
        exists (select from rara.executor x
                 where x.scheduler_id <> $2::uuid and x.ended_at is null
                   and x.last_seen_at > now() - make_interval(secs => $3::float8)) as others_known,

@@ -55,6 +55,7 @@ async def test_a_quiet_database_shows_nothing_due(world: StoreWorld) -> None:
         runs_overdue=False,
         ready_overdue=False,
         waiting_overdue=False,
+        any_ready=True,
         others_known=False,
         newest_route_id=outlook.newest_route_id,
         pauses="",

@@ -46,6 +46,7 @@ from rara_scheduler.loops.sweep import SweepLoop
 from rara_scheduler.loops.uploads import UploadLoop
 from rara_scheduler.pauses import Pauses
 from rara_scheduler.pausing import Pausing
+from rara_scheduler.run_ends import RunEnds
 from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.settings import Settings
 from rara_scheduler.store.blobs import BlobRows
@@ -132,6 +133,9 @@ class Scheduler:
         )
         self._sessions = SessionRegistry(max_sessions=s.max_sessions)
         self._hub = ChangeHub()
+        reads = Reads(self._database, definitions, silent_after_s=2 * s.heartbeat_s)
+        watch_reads = WatchReads(self._database, reads)
+        self._run_ends = RunEnds(watch_reads)
         routes = RouteTable()
         self._pauses = Pauses(stale_s=max(_LEAST_STALE_S, _STALE_SWEEPS * s.sweep_s))
         pause_store = PauseStore(self._database)
@@ -151,6 +155,7 @@ class Scheduler:
             tell_others=self._notify.tell_others,
             metrics=metrics,
             draining=self._draining,
+            ends=self._run_ends,
         )
         self._committer = Committer(
             CommitStore(
@@ -210,6 +215,7 @@ class Scheduler:
             cancel_grace_s=s.cancel_grace_s,
             wake_dispatch=self._wake_dispatch,
             wake_pauses=self._pause_loop.wake,
+            nothing_ready=self._dispatch.nothing_ready,
         )
         retention = RetentionStore(self._database)
         self._retention = RetentionLoop(
@@ -257,7 +263,6 @@ class Scheduler:
             terms=terms,
             security=s.direct_security,
         )
-        reads = Reads(self._database, definitions, silent_after_s=2 * s.heartbeat_s)
         retrier = RunRetrier(
             self._database, definitions, on_ready=self._dispatch.work_submitted, tracing=tracing
         )
@@ -273,7 +278,8 @@ class Scheduler:
             retrier=retrier,
             reads=reads,
             lineage_reads=LineageReads(self._database),
-            watching=Watching(WatchReads(self._database, reads), reads, self._hub),
+            watching=Watching(watch_reads, reads, self._hub),
+            run_ends=self._run_ends,
             explainer=Explainer(reads, accept_timeout_s=s.accept_timeout_s, silent_after_s=2 * s.heartbeat_s),
             max_payload_bytes=s.max_payload_bytes,
             pausing=Pausing(
@@ -442,6 +448,7 @@ class Scheduler:
                         ("notify", self._notify.run),
                         ("retention", self._retention.run),
                         ("uploads", self._uploads.run),
+                        ("run ends", self._run_ends.run),
                         ("direct", self._direct.run),
                         ("health", self._watch_health),
                         *([] if self._authenticator is None else [("auth", self._authenticator.run)]),
@@ -466,6 +473,7 @@ class Scheduler:
         self._dispatch.stopping = True
         await self._health.enter_graceful_shutdown()
         self._hub.stop()
+        self._run_ends.stop()
         try:
             async with asyncio.timeout(self._settings.stop_s / 2):
                 await self._committer.drained()

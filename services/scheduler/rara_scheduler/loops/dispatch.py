@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 _CURSOR_LIFE_S = 3.0  # then probes begin at the front again
 _FEW_ROUTES = 4
+_NEWLY = 1.5  # polls
 
 
 @dataclass(slots=True)
@@ -148,6 +149,7 @@ class DispatchLoop:
         self._wake = asyncio.Event()
         self._turning = asyncio.Lock()  # held during a turn
         self._local_work = False
+        self._none_ready_at = float("-inf")
         self._cursors: dict[int, Cursor] = {}
         self._cursors_at = clock()
         self._turn = 0
@@ -155,6 +157,10 @@ class DispatchLoop:
 
     def wake(self) -> None:
         self._wake.set()
+
+    def nothing_ready(self, at: float) -> None:
+        """A look that began at `at` found no ready step at all."""
+        self._none_ready_at = at
 
     def work_submitted(self) -> None:
         """A step became leasable by an act of this process; other schedulers may have to be told."""
@@ -178,7 +184,8 @@ class DispatchLoop:
                 async with asyncio.timeout(self._poll_s):
                     await self._wake.wait()
             except TimeoutError:
-                pass
+                if self._clock() - self._none_ready_at <= _NEWLY * self._poll_s:
+                    continue  # the sweep has looked
             self._wake.clear()
             if self.stopping:
                 continue

@@ -53,6 +53,7 @@ class SweepLoop:
         cancel_grace_s: float,
         wake_dispatch: Callable[[], None],
         wake_pauses: Callable[[], None],
+        nothing_ready: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sweeps = sweeps
@@ -71,6 +72,8 @@ class SweepLoop:
         self._cancel_grace_s = cancel_grace_s
         self._wake_dispatch = wake_dispatch
         self._wake_pauses = wake_pauses
+        self._nothing_ready = nothing_ready
+        self._was_ready = True
         self._clock = clock
         self._settled_at = clock() + settle_s
         self._wake = asyncio.Event()
@@ -117,6 +120,11 @@ class SweepLoop:
         self._answered_at = self._clock()
         if not self._pauses.confirmed(outlook.pauses, began_at):
             self._wake_pauses()
+        if not outlook.any_ready:
+            self._nothing_ready(began_at)
+        elif not self._was_ready:
+            self._wake_dispatch()
+        self._was_ready = outlook.any_ready
         self._others_known = outlook.others_known
         if outlook.newest_route_id > self._routes.newest:
             self._routes.add(await self._definitions.routes_after(self._routes.newest))

@@ -28,6 +28,7 @@ class Outlook:
     runs_overdue: bool
     ready_overdue: bool
     waiting_overdue: bool
+    any_ready: bool  # leasable, by whomever
     others_known: bool  # executors are connected to other schedulers, too
     newest_route_id: int
     pauses: str  # what is paused, as Pauses.mark says it
@@ -87,6 +88,7 @@ class SweepStore:
             runs_overdue=row["runs_overdue"],
             ready_overdue=row["ready_overdue"],
             waiting_overdue=row["waiting_overdue"],
+            any_ready=row["any_ready"],
             others_known=row["others_known"],
             newest_route_id=row["newest_route_id"],
             pauses=row["pauses"] or "",
