@@ -26,8 +26,9 @@ _LONGEST_WAIT_S = 2.0
 _LONGEST_COMMIT_S = 0.5
 _LEAST_SHORTENED = 50  # items
 # `running` of a short step is soon followed by its end, and progress by more of it, and nobody waits for their commit:
-# so long they stand aside for what else comes of their lease, and the row is written once.
-_LINGER_S = 0.01
+# so long they stand aside for what else comes of their lease, and the row is written once. A runner that was given some
+# hundred jobs at once takes about as long to answer the last.
+_LINGER_S = 0.05
 _CAN_WAIT = frozenset({EventType.RUNNING, EventType.PROGRESS})
 
 
@@ -249,7 +250,7 @@ class _Aside:
 
 
 def _can_wait(item: Item) -> bool:
-    return isinstance(item, Report) and item.type in _CAN_WAIT
+    return isinstance(item, Report) and item.type in _CAN_WAIT and item.checkpoint is None
 
 
 def _count_down(counts: dict[Key, int], key: Key) -> None:
