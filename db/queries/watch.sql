@@ -5,6 +5,13 @@ select state, revision
   from rara.workflow_run
  where workflow_run_id = $1::uuid;
 
+-- name: watch_settled_runs
+-- Those of the runs $1 of which there is something to tell: they have ended, or do not exist.
+select i.workflow_run_id::text, w.workflow_run_id is not null as is_known
+  from unnest($1::uuid[]) as i (workflow_run_id)
+  left join rara.workflow_run w on w.workflow_run_id = i.workflow_run_id
+ where w.workflow_run_id is null or w.ended_at is not null;
+
 -- name: watch_run_changes
 -- Steps of the run $1 that changed after revision $2, or are leased: a grant touches no run row, so it raises no
 -- revision. In the order of what happened. A step of a first attempt becomes ready in the commit of what it depends on,

@@ -326,6 +326,44 @@ class ScriptedWorkflow(workflow_pb2_grpc.WorkflowServiceServicer):
         if fault is not None:
             await self.script.fail(fault, context)
 
+    async def WatchRuns(
+        self, requests: AsyncIterator[workflow_pb2.WatchRunsRequest], context: Any
+    ) -> AsyncIterator[workflow_pb2.WatchRunsResponse]:
+        """One run in a message. The requests of a call are noted as they come; a fault counts messages."""
+        fault = self.script.note("WatchRuns", workflow_pb2.WatchRunsRequest(), context)
+        awaited: dict[str, None] = {}
+        closed = asyncio.Event()
+
+        async def take() -> None:
+            async for request in requests:
+                self.script.note("WatchRuns request", request, context)
+                awaited.update(dict.fromkeys(request.workflow_run_ids))
+                self._wake()
+            closed.set()
+            self._wake()
+
+        taking = asyncio.create_task(take())
+        sent = 0
+        try:
+            while awaited or not closed.is_set():
+                news = self._news
+                for run_id in list(awaited):
+                    run = self.runs.get(run_id)
+                    if run is not None and run.state not in RUN_ENDED:
+                        continue
+                    if fault is not None and sent >= fault.after:
+                        await self.script.fail(fault, context)
+                    del awaited[run_id]
+                    sent += 1
+                    if run is None:
+                        yield workflow_pb2.WatchRunsResponse(not_found=[run_id])
+                    else:
+                        yield workflow_pb2.WatchRunsResponse(ended=[run])
+                if awaited or not closed.is_set():
+                    await asyncio.wait_for(news.wait(), _NEWS_S)
+        finally:
+            taking.cancel()
+
     async def _updates(self, run_id: str, after: int) -> AsyncIterator[workflow_pb2.WatchRunResponse]:
         history = self._history[run_id]
         if after == 0:

@@ -317,3 +317,50 @@ async def test_the_watch_of_an_attempt_that_was_never_taken_up_ends_with_it(
     updates = [update async for update in client.watch_step_run(lost.step_run_id)]
     assert [update.step_run.reason for update in updates] == ["DISPATCH_LOST"]
     assert len(server.script.requests("WatchStepRun")) == 1
+
+
+def many(states: Sequence[str], server: ScriptedServer) -> list[str]:
+    """Runs in these states; their ids."""
+    runs = []
+    for number, state in enumerate(states):
+        run = run_in(state)
+        run.workflow_run_id = f"{RUN[:-1]}{number:x}"
+        server.workflow.put_run(run)
+        runs.append(run.workflow_run_id)
+    return runs
+
+
+async def test_ends_of_many_runs_go_on_over_cut_streams_and_each_comes_once(
+    server: ScriptedServer, client: Client
+) -> None:
+    runs = many(["SUCCEEDED"] * 5 + ["RUNNING"], server)
+    server.script.plant("WatchRuns", Fault(grpc.StatusCode.UNAVAILABLE, after=2), CUT)
+    async with asyncio.timeout(20), aclosing(client.watch_runs([*runs, *runs[:2]])) as ends:
+        found = [(await anext(ends)).workflow_run_id for _ in range(5)]
+        assert found == runs[:5]
+        last = run_in("FAILED")
+        last.workflow_run_id = runs[5]
+        server.workflow.put_run(last)
+        assert (await anext(ends)).run == last
+        with pytest.raises(StopAsyncIteration):
+            await anext(ends)
+    asked = [list(request.workflow_run_ids) for request in server.script.requests("WatchRuns request")]
+    assert runs[2:] in asked  # what was told is not asked for again
+    assert len(server.script.requests("WatchRuns")) == 3
+
+
+async def test_a_wait_for_runs_gives_up_after_its_time_and_on_what_cannot_be_mended(
+    server: ScriptedServer, client: Client
+) -> None:
+    runs = many(["SUCCEEDED", "RUNNING"], server)
+    with pytest.raises(TimeoutError):
+        await client.wait_runs(runs, timeout_s=0.2)
+    server.script.plant("WatchRuns", Fault(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"))
+    with pytest.raises(RaraError, match="planted") as refused:
+        await client.wait_runs(runs)
+    assert refused.value.reason == "QUEUE_FULL"
+    server.script.plant("WatchRuns", *[CUT] * 6)
+    with pytest.raises(Unavailable):
+        await client.wait_runs(runs)
+    with pytest.raises(NotFound):
+        await client.wait_runs([f"{RUN[:-1]}f"])

@@ -16,6 +16,7 @@ from rara.v1 import common_pb2, job_pb2, workflow_pb2, workflow_pb2_grpc
 from rara_scheduler.bulk import Bulk
 from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.pausing import Pausing
+from rara_scheduler.run_ends import RunEnds
 from rara_scheduler.store.bulk import BulkStore
 from rara_scheduler.store.database import Database
 from rara_scheduler.store.definitions import DefinitionStore
@@ -471,6 +472,7 @@ async def test_without_a_database_calls_are_unavailable_and_say_when_to_try_agai
         reads=reads,
         lineage_reads=LineageReads(database),
         watching=Watching(WatchReads(database, reads), reads, ChangeHub()),
+        run_ends=RunEnds(WatchReads(database, reads)),
         explainer=Explainer(reads, accept_timeout_s=10.0, silent_after_s=10.0),
         canceller=NobodyToCancel(),
         pausing=nothing_to_pause(database),

@@ -20,6 +20,7 @@ from rara_client.errors import (
     Unavailable,
 )
 from rara_client.pacing import Pacing
+from rara_client.run_ends import RunEnd
 from rara_client.security import Security
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "RaraError",
     "Refused",
     "RevisionCompacted",
+    "RunEnd",
     "SecretInPayload",
     "Security",
     "Unauthenticated",

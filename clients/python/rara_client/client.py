@@ -21,6 +21,7 @@ from rara_client.channel import channel_options, is_loopback, open_channel
 from rara_client.cursors import RUN_ENDED, RunCursor, StepCursor
 from rara_client.pacing import Pacing
 from rara_client.payloads import json_payload
+from rara_client.run_ends import MAX_UNTOLD, Call, RunEnd, RunIds, canonical_id, ends_of
 from rara_client.security import Security
 from rara_client.traces import current_trace
 from rara_client.transfers import Transfers
@@ -310,6 +311,45 @@ class Client:
                     break
         # A watch leaves out what is large.
         return (await self.get_run(workflow_run_id)).run
+
+    async def watch_runs(
+        self, workflow_run_ids: RunIds, *, max_untold: int = MAX_UNTOLD
+    ) -> AsyncGenerator[RunEnd, None]:
+        """Each of many runs when it has ended, over one stream and dropped connections; close it when done.
+
+        workflow_run_ids: taken as they come, also from an async iterator that goes on for ever; at most `max_untold`
+        ahead of what was told. A run that has ended already is told at once, one that does not exist without `run`.
+        Ends when all have been told.
+
+            async for end in client.watch_runs(run.workflow_run_id for run in answer.runs):
+                print(end.workflow_run_id, end.run and end.run.state)
+        """
+
+        def open_call() -> Call:
+            return self.workflow.WatchRuns(metadata=self._calls.metadata)
+
+        async with aclosing(
+            ends_of(open_call, workflow_run_ids, self._calls.pacing, max_untold=max_untold)
+        ) as ends:
+            async for end in ends:
+                yield end
+
+    async def wait_runs(
+        self, workflow_run_ids: Iterable[str], timeout_s: float | None = None
+    ) -> list[workflow_pb2.WorkflowRun]:
+        """The runs in their order once all have ended, without large payloads.
+
+        Raises NotFound for the first that does not exist, and TimeoutError if it takes longer than `timeout_s`.
+        """
+        wanted = list(workflow_run_ids)
+        found: dict[str, workflow_pb2.WorkflowRun] = {}
+        async with asyncio.timeout(timeout_s), aclosing(self.watch_runs(wanted)) as ends:
+            async for end in ends:
+                if end.run is None:
+                    await self.get_run(end.workflow_run_id)  # raises NotFound, as the scheduler words it
+                else:
+                    found[end.workflow_run_id] = end.run
+        return [found[canonical_id(run_id)] for run_id in wanted]
 
     # Steps
 

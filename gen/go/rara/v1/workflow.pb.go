@@ -2911,6 +2911,117 @@ func (*WatchRunResponse_SnapshotEnd) isWatchRunResponse_Update() {}
 
 func (*WatchRunResponse_Alive) isWatchRunResponse_Update() {}
 
+// From a client, at any time.
+type WatchRunsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Runs to wait for, at most 1,000 in a message. At most 100,000 of a stream may be untold at one time, else
+	// QUEUE_FULL. One that is waited for already changes nothing; one that was told is told again.
+	WorkflowRunIds []string `protobuf:"bytes,1,rep,name=workflow_run_ids,json=workflowRunIds,proto3" json:"workflow_run_ids,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *WatchRunsRequest) Reset() {
+	*x = WatchRunsRequest{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRunsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRunsRequest) ProtoMessage() {}
+
+func (x *WatchRunsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRunsRequest.ProtoReflect.Descriptor instead.
+func (*WatchRunsRequest) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *WatchRunsRequest) GetWorkflowRunIds() []string {
+	if x != nil {
+		return x.WorkflowRunIds
+	}
+	return nil
+}
+
+// From the scheduler. One of them, or both lists.
+type WatchRunsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Runs that have ended, before or after they were added, as WatchRun shows them.
+	Ended []*WorkflowRun `protobuf:"bytes,1,rep,name=ended,proto3" json:"ended,omitempty"`
+	// Runs that do not exist, as they were named: nobody waits for them any more.
+	NotFound []string `protobuf:"bytes,2,rep,name=not_found,json=notFound,proto3" json:"not_found,omitempty"`
+	// Nothing was told for a while.
+	Alive         *Alive `protobuf:"bytes,3,opt,name=alive,proto3" json:"alive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRunsResponse) Reset() {
+	*x = WatchRunsResponse{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRunsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRunsResponse) ProtoMessage() {}
+
+func (x *WatchRunsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRunsResponse.ProtoReflect.Descriptor instead.
+func (*WatchRunsResponse) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *WatchRunsResponse) GetEnded() []*WorkflowRun {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *WatchRunsResponse) GetNotFound() []string {
+	if x != nil {
+		return x.NotFound
+	}
+	return nil
+}
+
+func (x *WatchRunsResponse) GetAlive() *Alive {
+	if x != nil {
+		return x.Alive
+	}
+	return nil
+}
+
 // From a client.
 type GetStepRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2922,7 +3033,7 @@ type GetStepRunRequest struct {
 
 func (x *GetStepRunRequest) Reset() {
 	*x = GetStepRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[32]
+	mi := &file_rara_v1_workflow_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3045,7 @@ func (x *GetStepRunRequest) String() string {
 func (*GetStepRunRequest) ProtoMessage() {}
 
 func (x *GetStepRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[32]
+	mi := &file_rara_v1_workflow_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3058,7 @@ func (x *GetStepRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepRunRequest.ProtoReflect.Descriptor instead.
 func (*GetStepRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{32}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetStepRunRequest) GetStepRunId() string {
@@ -2970,7 +3081,7 @@ type GetStepRunResponse struct {
 
 func (x *GetStepRunResponse) Reset() {
 	*x = GetStepRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[33]
+	mi := &file_rara_v1_workflow_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2982,7 +3093,7 @@ func (x *GetStepRunResponse) String() string {
 func (*GetStepRunResponse) ProtoMessage() {}
 
 func (x *GetStepRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[33]
+	mi := &file_rara_v1_workflow_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2995,7 +3106,7 @@ func (x *GetStepRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStepRunResponse.ProtoReflect.Descriptor instead.
 func (*GetStepRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{33}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetStepRunResponse) GetStepRun() *StepRun {
@@ -3031,7 +3142,7 @@ type ListStepRunsRequest struct {
 
 func (x *ListStepRunsRequest) Reset() {
 	*x = ListStepRunsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[34]
+	mi := &file_rara_v1_workflow_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3043,7 +3154,7 @@ func (x *ListStepRunsRequest) String() string {
 func (*ListStepRunsRequest) ProtoMessage() {}
 
 func (x *ListStepRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[34]
+	mi := &file_rara_v1_workflow_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3056,7 +3167,7 @@ func (x *ListStepRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStepRunsRequest.ProtoReflect.Descriptor instead.
 func (*ListStepRunsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{34}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListStepRunsRequest) GetPageSize() int32 {
@@ -3107,7 +3218,7 @@ type ListStepRunsResponse struct {
 
 func (x *ListStepRunsResponse) Reset() {
 	*x = ListStepRunsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[35]
+	mi := &file_rara_v1_workflow_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3119,7 +3230,7 @@ func (x *ListStepRunsResponse) String() string {
 func (*ListStepRunsResponse) ProtoMessage() {}
 
 func (x *ListStepRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[35]
+	mi := &file_rara_v1_workflow_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3132,7 +3243,7 @@ func (x *ListStepRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStepRunsResponse.ProtoReflect.Descriptor instead.
 func (*ListStepRunsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{35}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListStepRunsResponse) GetStepRuns() []*StepRun {
@@ -3164,7 +3275,7 @@ type WatchStepRunRequest struct {
 
 func (x *WatchStepRunRequest) Reset() {
 	*x = WatchStepRunRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[36]
+	mi := &file_rara_v1_workflow_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3176,7 +3287,7 @@ func (x *WatchStepRunRequest) String() string {
 func (*WatchStepRunRequest) ProtoMessage() {}
 
 func (x *WatchStepRunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[36]
+	mi := &file_rara_v1_workflow_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3189,7 +3300,7 @@ func (x *WatchStepRunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStepRunRequest.ProtoReflect.Descriptor instead.
 func (*WatchStepRunRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{36}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WatchStepRunRequest) GetStepRunId() string {
@@ -3230,7 +3341,7 @@ type WatchStepRunResponse struct {
 
 func (x *WatchStepRunResponse) Reset() {
 	*x = WatchStepRunResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[37]
+	mi := &file_rara_v1_workflow_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +3353,7 @@ func (x *WatchStepRunResponse) String() string {
 func (*WatchStepRunResponse) ProtoMessage() {}
 
 func (x *WatchStepRunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[37]
+	mi := &file_rara_v1_workflow_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3255,7 +3366,7 @@ func (x *WatchStepRunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStepRunResponse.ProtoReflect.Descriptor instead.
 func (*WatchStepRunResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{37}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WatchStepRunResponse) GetUpdate() isWatchStepRunResponse_Update {
@@ -3328,7 +3439,7 @@ type ExplainStepRequest struct {
 
 func (x *ExplainStepRequest) Reset() {
 	*x = ExplainStepRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[38]
+	mi := &file_rara_v1_workflow_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3340,7 +3451,7 @@ func (x *ExplainStepRequest) String() string {
 func (*ExplainStepRequest) ProtoMessage() {}
 
 func (x *ExplainStepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[38]
+	mi := &file_rara_v1_workflow_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3353,7 +3464,7 @@ func (x *ExplainStepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainStepRequest.ProtoReflect.Descriptor instead.
 func (*ExplainStepRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{38}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExplainStepRequest) GetStepRunId() string {
@@ -3376,7 +3487,7 @@ type ExplainStepResponse struct {
 
 func (x *ExplainStepResponse) Reset() {
 	*x = ExplainStepResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[39]
+	mi := &file_rara_v1_workflow_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3388,7 +3499,7 @@ func (x *ExplainStepResponse) String() string {
 func (*ExplainStepResponse) ProtoMessage() {}
 
 func (x *ExplainStepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[39]
+	mi := &file_rara_v1_workflow_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3401,7 +3512,7 @@ func (x *ExplainStepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainStepResponse.ProtoReflect.Descriptor instead.
 func (*ExplainStepResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{39}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExplainStepResponse) GetStepRun() *StepRun {
@@ -3442,7 +3553,7 @@ type Obstacle struct {
 
 func (x *Obstacle) Reset() {
 	*x = Obstacle{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[40]
+	mi := &file_rara_v1_workflow_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3454,7 +3565,7 @@ func (x *Obstacle) String() string {
 func (*Obstacle) ProtoMessage() {}
 
 func (x *Obstacle) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[40]
+	mi := &file_rara_v1_workflow_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3467,7 +3578,7 @@ func (x *Obstacle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Obstacle.ProtoReflect.Descriptor instead.
 func (*Obstacle) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{40}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Obstacle) GetCode() string {
@@ -3534,7 +3645,7 @@ type NearMiss struct {
 
 func (x *NearMiss) Reset() {
 	*x = NearMiss{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[41]
+	mi := &file_rara_v1_workflow_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +3657,7 @@ func (x *NearMiss) String() string {
 func (*NearMiss) ProtoMessage() {}
 
 func (x *NearMiss) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[41]
+	mi := &file_rara_v1_workflow_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +3670,7 @@ func (x *NearMiss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearMiss.ProtoReflect.Descriptor instead.
 func (*NearMiss) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{41}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *NearMiss) GetExecutorId() string {
@@ -3610,7 +3721,7 @@ type QueryLineageRequest struct {
 
 func (x *QueryLineageRequest) Reset() {
 	*x = QueryLineageRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[42]
+	mi := &file_rara_v1_workflow_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3622,7 +3733,7 @@ func (x *QueryLineageRequest) String() string {
 func (*QueryLineageRequest) ProtoMessage() {}
 
 func (x *QueryLineageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[42]
+	mi := &file_rara_v1_workflow_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3635,7 +3746,7 @@ func (x *QueryLineageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryLineageRequest.ProtoReflect.Descriptor instead.
 func (*QueryLineageRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{42}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *QueryLineageRequest) GetStart() isQueryLineageRequest_Start {
@@ -3778,7 +3889,7 @@ type LineageEdge struct {
 
 func (x *LineageEdge) Reset() {
 	*x = LineageEdge{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[43]
+	mi := &file_rara_v1_workflow_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3790,7 +3901,7 @@ func (x *LineageEdge) String() string {
 func (*LineageEdge) ProtoMessage() {}
 
 func (x *LineageEdge) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[43]
+	mi := &file_rara_v1_workflow_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3803,7 +3914,7 @@ func (x *LineageEdge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LineageEdge.ProtoReflect.Descriptor instead.
 func (*LineageEdge) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{43}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *LineageEdge) GetArtifact() *Digest {
@@ -3922,7 +4033,7 @@ type QueryLineageResponse struct {
 
 func (x *QueryLineageResponse) Reset() {
 	*x = QueryLineageResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[44]
+	mi := &file_rara_v1_workflow_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3934,7 +4045,7 @@ func (x *QueryLineageResponse) String() string {
 func (*QueryLineageResponse) ProtoMessage() {}
 
 func (x *QueryLineageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[44]
+	mi := &file_rara_v1_workflow_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3947,7 +4058,7 @@ func (x *QueryLineageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryLineageResponse.ProtoReflect.Descriptor instead.
 func (*QueryLineageResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{44}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *QueryLineageResponse) GetEdges() []*LineageEdge {
@@ -4011,7 +4122,7 @@ type Executor struct {
 
 func (x *Executor) Reset() {
 	*x = Executor{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[45]
+	mi := &file_rara_v1_workflow_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4023,7 +4134,7 @@ func (x *Executor) String() string {
 func (*Executor) ProtoMessage() {}
 
 func (x *Executor) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[45]
+	mi := &file_rara_v1_workflow_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4036,7 +4147,7 @@ func (x *Executor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Executor.ProtoReflect.Descriptor instead.
 func (*Executor) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{45}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Executor) GetExecutorId() string {
@@ -4140,7 +4251,7 @@ type ListExecutorsRequest struct {
 
 func (x *ListExecutorsRequest) Reset() {
 	*x = ListExecutorsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[46]
+	mi := &file_rara_v1_workflow_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4152,7 +4263,7 @@ func (x *ListExecutorsRequest) String() string {
 func (*ListExecutorsRequest) ProtoMessage() {}
 
 func (x *ListExecutorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[46]
+	mi := &file_rara_v1_workflow_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4165,7 +4276,7 @@ func (x *ListExecutorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutorsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutorsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{46}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListExecutorsRequest) GetPageSize() int32 {
@@ -4209,7 +4320,7 @@ type ListExecutorsResponse struct {
 
 func (x *ListExecutorsResponse) Reset() {
 	*x = ListExecutorsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[47]
+	mi := &file_rara_v1_workflow_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4221,7 +4332,7 @@ func (x *ListExecutorsResponse) String() string {
 func (*ListExecutorsResponse) ProtoMessage() {}
 
 func (x *ListExecutorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[47]
+	mi := &file_rara_v1_workflow_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4234,7 +4345,7 @@ func (x *ListExecutorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutorsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutorsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{47}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListExecutorsResponse) GetExecutors() []*Executor {
@@ -4264,7 +4375,7 @@ type DrainExecutorRequest struct {
 
 func (x *DrainExecutorRequest) Reset() {
 	*x = DrainExecutorRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[48]
+	mi := &file_rara_v1_workflow_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4276,7 +4387,7 @@ func (x *DrainExecutorRequest) String() string {
 func (*DrainExecutorRequest) ProtoMessage() {}
 
 func (x *DrainExecutorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[48]
+	mi := &file_rara_v1_workflow_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4289,7 +4400,7 @@ func (x *DrainExecutorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainExecutorRequest.ProtoReflect.Descriptor instead.
 func (*DrainExecutorRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{48}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DrainExecutorRequest) GetExecutorId() string {
@@ -4317,7 +4428,7 @@ type DrainExecutorResponse struct {
 
 func (x *DrainExecutorResponse) Reset() {
 	*x = DrainExecutorResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[49]
+	mi := &file_rara_v1_workflow_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4329,7 +4440,7 @@ func (x *DrainExecutorResponse) String() string {
 func (*DrainExecutorResponse) ProtoMessage() {}
 
 func (x *DrainExecutorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[49]
+	mi := &file_rara_v1_workflow_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4342,7 +4453,7 @@ func (x *DrainExecutorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainExecutorResponse.ProtoReflect.Descriptor instead.
 func (*DrainExecutorResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{49}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DrainExecutorResponse) GetExecutor() *Executor {
@@ -4379,7 +4490,7 @@ type Pause struct {
 
 func (x *Pause) Reset() {
 	*x = Pause{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[50]
+	mi := &file_rara_v1_workflow_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4391,7 +4502,7 @@ func (x *Pause) String() string {
 func (*Pause) ProtoMessage() {}
 
 func (x *Pause) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[50]
+	mi := &file_rara_v1_workflow_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4404,7 +4515,7 @@ func (x *Pause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pause.ProtoReflect.Descriptor instead.
 func (*Pause) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{50}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Pause) GetTarget() isPause_Target {
@@ -4505,7 +4616,7 @@ type PauseRequest struct {
 
 func (x *PauseRequest) Reset() {
 	*x = PauseRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[51]
+	mi := &file_rara_v1_workflow_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4517,7 +4628,7 @@ func (x *PauseRequest) String() string {
 func (*PauseRequest) ProtoMessage() {}
 
 func (x *PauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[51]
+	mi := &file_rara_v1_workflow_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4530,7 +4641,7 @@ func (x *PauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseRequest.ProtoReflect.Descriptor instead.
 func (*PauseRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{51}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PauseRequest) GetTarget() isPauseRequest_Target {
@@ -4603,7 +4714,7 @@ type PauseResponse struct {
 
 func (x *PauseResponse) Reset() {
 	*x = PauseResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[52]
+	mi := &file_rara_v1_workflow_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4615,7 +4726,7 @@ func (x *PauseResponse) String() string {
 func (*PauseResponse) ProtoMessage() {}
 
 func (x *PauseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[52]
+	mi := &file_rara_v1_workflow_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4628,7 +4739,7 @@ func (x *PauseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseResponse.ProtoReflect.Descriptor instead.
 func (*PauseResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{52}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PauseResponse) GetPause() *Pause {
@@ -4661,7 +4772,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[53]
+	mi := &file_rara_v1_workflow_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4673,7 +4784,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[53]
+	mi := &file_rara_v1_workflow_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4686,7 +4797,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{53}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ResumeRequest) GetTarget() isResumeRequest_Target {
@@ -4743,7 +4854,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[54]
+	mi := &file_rara_v1_workflow_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4755,7 +4866,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[54]
+	mi := &file_rara_v1_workflow_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4768,7 +4879,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{54}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ResumeResponse) GetPause() *Pause {
@@ -4787,7 +4898,7 @@ type ListPausesRequest struct {
 
 func (x *ListPausesRequest) Reset() {
 	*x = ListPausesRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[55]
+	mi := &file_rara_v1_workflow_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +4910,7 @@ func (x *ListPausesRequest) String() string {
 func (*ListPausesRequest) ProtoMessage() {}
 
 func (x *ListPausesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[55]
+	mi := &file_rara_v1_workflow_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +4923,7 @@ func (x *ListPausesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPausesRequest.ProtoReflect.Descriptor instead.
 func (*ListPausesRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{55}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{57}
 }
 
 // From the scheduler.
@@ -4826,7 +4937,7 @@ type ListPausesResponse struct {
 
 func (x *ListPausesResponse) Reset() {
 	*x = ListPausesResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[56]
+	mi := &file_rara_v1_workflow_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4838,7 +4949,7 @@ func (x *ListPausesResponse) String() string {
 func (*ListPausesResponse) ProtoMessage() {}
 
 func (x *ListPausesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[56]
+	mi := &file_rara_v1_workflow_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4851,7 +4962,7 @@ func (x *ListPausesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPausesResponse.ProtoReflect.Descriptor instead.
 func (*ListPausesResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{56}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListPausesResponse) GetPauses() []*Pause {
@@ -4890,7 +5001,7 @@ type RunFilter struct {
 
 func (x *RunFilter) Reset() {
 	*x = RunFilter{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[57]
+	mi := &file_rara_v1_workflow_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4902,7 +5013,7 @@ func (x *RunFilter) String() string {
 func (*RunFilter) ProtoMessage() {}
 
 func (x *RunFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[57]
+	mi := &file_rara_v1_workflow_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4915,7 +5026,7 @@ func (x *RunFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunFilter.ProtoReflect.Descriptor instead.
 func (*RunFilter) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{57}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RunFilter) GetDefinition() string {
@@ -5003,7 +5114,7 @@ type BulkOutcome struct {
 
 func (x *BulkOutcome) Reset() {
 	*x = BulkOutcome{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[58]
+	mi := &file_rara_v1_workflow_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5015,7 +5126,7 @@ func (x *BulkOutcome) String() string {
 func (*BulkOutcome) ProtoMessage() {}
 
 func (x *BulkOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[58]
+	mi := &file_rara_v1_workflow_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5028,7 +5139,7 @@ func (x *BulkOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkOutcome.ProtoReflect.Descriptor instead.
 func (*BulkOutcome) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{58}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *BulkOutcome) GetId() string {
@@ -5070,7 +5181,7 @@ type RetryRunsRequest struct {
 
 func (x *RetryRunsRequest) Reset() {
 	*x = RetryRunsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[59]
+	mi := &file_rara_v1_workflow_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5082,7 +5193,7 @@ func (x *RetryRunsRequest) String() string {
 func (*RetryRunsRequest) ProtoMessage() {}
 
 func (x *RetryRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[59]
+	mi := &file_rara_v1_workflow_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5095,7 +5206,7 @@ func (x *RetryRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryRunsRequest.ProtoReflect.Descriptor instead.
 func (*RetryRunsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{59}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RetryRunsRequest) GetFilter() *RunFilter {
@@ -5147,7 +5258,7 @@ type RetryRunsResponse struct {
 
 func (x *RetryRunsResponse) Reset() {
 	*x = RetryRunsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[60]
+	mi := &file_rara_v1_workflow_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5159,7 +5270,7 @@ func (x *RetryRunsResponse) String() string {
 func (*RetryRunsResponse) ProtoMessage() {}
 
 func (x *RetryRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[60]
+	mi := &file_rara_v1_workflow_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5172,7 +5283,7 @@ func (x *RetryRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryRunsResponse.ProtoReflect.Descriptor instead.
 func (*RetryRunsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{60}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RetryRunsResponse) GetCount() int64 {
@@ -5238,7 +5349,7 @@ type CancelRunsRequest struct {
 
 func (x *CancelRunsRequest) Reset() {
 	*x = CancelRunsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[61]
+	mi := &file_rara_v1_workflow_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5361,7 @@ func (x *CancelRunsRequest) String() string {
 func (*CancelRunsRequest) ProtoMessage() {}
 
 func (x *CancelRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[61]
+	mi := &file_rara_v1_workflow_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5374,7 @@ func (x *CancelRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunsRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{61}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CancelRunsRequest) GetFilter() *RunFilter {
@@ -5329,7 +5440,7 @@ type CancelRunsResponse struct {
 
 func (x *CancelRunsResponse) Reset() {
 	*x = CancelRunsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[62]
+	mi := &file_rara_v1_workflow_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5341,7 +5452,7 @@ func (x *CancelRunsResponse) String() string {
 func (*CancelRunsResponse) ProtoMessage() {}
 
 func (x *CancelRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[62]
+	mi := &file_rara_v1_workflow_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5354,7 +5465,7 @@ func (x *CancelRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunsResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{62}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CancelRunsResponse) GetCount() int64 {
@@ -5418,7 +5529,7 @@ type WaitingStepFilter struct {
 
 func (x *WaitingStepFilter) Reset() {
 	*x = WaitingStepFilter{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[63]
+	mi := &file_rara_v1_workflow_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5430,7 +5541,7 @@ func (x *WaitingStepFilter) String() string {
 func (*WaitingStepFilter) ProtoMessage() {}
 
 func (x *WaitingStepFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[63]
+	mi := &file_rara_v1_workflow_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5443,7 +5554,7 @@ func (x *WaitingStepFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingStepFilter.ProtoReflect.Descriptor instead.
 func (*WaitingStepFilter) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{63}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WaitingStepFilter) GetDefinition() string {
@@ -5498,7 +5609,7 @@ type RequeueStepsRequest struct {
 
 func (x *RequeueStepsRequest) Reset() {
 	*x = RequeueStepsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[64]
+	mi := &file_rara_v1_workflow_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5510,7 +5621,7 @@ func (x *RequeueStepsRequest) String() string {
 func (*RequeueStepsRequest) ProtoMessage() {}
 
 func (x *RequeueStepsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[64]
+	mi := &file_rara_v1_workflow_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5523,7 +5634,7 @@ func (x *RequeueStepsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequeueStepsRequest.ProtoReflect.Descriptor instead.
 func (*RequeueStepsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{64}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RequeueStepsRequest) GetFilter() *WaitingStepFilter {
@@ -5575,7 +5686,7 @@ type RequeueStepsResponse struct {
 
 func (x *RequeueStepsResponse) Reset() {
 	*x = RequeueStepsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[65]
+	mi := &file_rara_v1_workflow_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5587,7 +5698,7 @@ func (x *RequeueStepsResponse) String() string {
 func (*RequeueStepsResponse) ProtoMessage() {}
 
 func (x *RequeueStepsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[65]
+	mi := &file_rara_v1_workflow_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5600,7 +5711,7 @@ func (x *RequeueStepsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequeueStepsResponse.ProtoReflect.Descriptor instead.
 func (*RequeueStepsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{65}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RequeueStepsResponse) GetCount() int64 {
@@ -5893,7 +6004,13 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\bstep_run\x18\x03 \x01(\v2\x10.rara.v1.StepRunH\x00R\astepRun\x129\n" +
 	"\fsnapshot_end\x18\x04 \x01(\v2\x14.rara.v1.SnapshotEndH\x00R\vsnapshotEnd\x12&\n" +
 	"\x05alive\x18\x05 \x01(\v2\x0e.rara.v1.AliveH\x00R\x05aliveB\b\n" +
-	"\x06update\"3\n" +
+	"\x06update\"<\n" +
+	"\x10WatchRunsRequest\x12(\n" +
+	"\x10workflow_run_ids\x18\x01 \x03(\tR\x0eworkflowRunIds\"\x82\x01\n" +
+	"\x11WatchRunsResponse\x12*\n" +
+	"\x05ended\x18\x01 \x03(\v2\x14.rara.v1.WorkflowRunR\x05ended\x12\x1b\n" +
+	"\tnot_found\x18\x02 \x03(\tR\bnotFound\x12$\n" +
+	"\x05alive\x18\x03 \x01(\v2\x0e.rara.v1.AliveR\x05alive\"3\n" +
 	"\x11GetStepRunRequest\x12\x1e\n" +
 	"\vstep_run_id\x18\x01 \x01(\tR\tstepRunId\"s\n" +
 	"\x12GetStepRunResponse\x12+\n" +
@@ -6145,7 +6262,7 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\x18EXECUTOR_STATE_CONNECTED\x10\x01\x12\x19\n" +
 	"\x15EXECUTOR_STATE_SILENT\x10\x02\x12\x1b\n" +
 	"\x17EXECUTOR_STATE_DRAINING\x10\x03\x12\x17\n" +
-	"\x13EXECUTOR_STATE_LOST\x10\x042\x9a\r\n" +
+	"\x13EXECUTOR_STATE_LOST\x10\x042\xe2\r\n" +
 	"\x0fWorkflowService\x12]\n" +
 	"\x12RegisterDefinition\x12\".rara.v1.RegisterDefinitionRequest\x1a#.rara.v1.RegisterDefinitionResponse\x12N\n" +
 	"\rGetDefinition\x12\x1d.rara.v1.GetDefinitionRequest\x1a\x1e.rara.v1.GetDefinitionResponse\x12T\n" +
@@ -6156,7 +6273,8 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\bListRuns\x12\x18.rara.v1.ListRunsRequest\x1a\x19.rara.v1.ListRunsResponse\x12B\n" +
 	"\tCancelRun\x12\x19.rara.v1.CancelRunRequest\x1a\x1a.rara.v1.CancelRunResponse\x12?\n" +
 	"\bRetryRun\x12\x18.rara.v1.RetryRunRequest\x1a\x19.rara.v1.RetryRunResponse\x12A\n" +
-	"\bWatchRun\x12\x18.rara.v1.WatchRunRequest\x1a\x19.rara.v1.WatchRunResponse0\x01\x12E\n" +
+	"\bWatchRun\x12\x18.rara.v1.WatchRunRequest\x1a\x19.rara.v1.WatchRunResponse0\x01\x12F\n" +
+	"\tWatchRuns\x12\x19.rara.v1.WatchRunsRequest\x1a\x1a.rara.v1.WatchRunsResponse(\x010\x01\x12E\n" +
 	"\n" +
 	"GetStepRun\x12\x1a.rara.v1.GetStepRunRequest\x1a\x1b.rara.v1.GetStepRunResponse\x12K\n" +
 	"\fListStepRuns\x12\x1c.rara.v1.ListStepRunsRequest\x1a\x1d.rara.v1.ListStepRunsResponse\x12M\n" +
@@ -6187,7 +6305,7 @@ func file_rara_v1_workflow_proto_rawDescGZIP() []byte {
 }
 
 var file_rara_v1_workflow_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
 var file_rara_v1_workflow_proto_goTypes = []any{
 	(OnFailure)(0),                     // 0: rara.v1.OnFailure
 	(WorkflowRunState)(0),              // 1: rara.v1.WorkflowRunState
@@ -6226,248 +6344,254 @@ var file_rara_v1_workflow_proto_goTypes = []any{
 	(*SnapshotEnd)(nil),                // 34: rara.v1.SnapshotEnd
 	(*WatchRunRequest)(nil),            // 35: rara.v1.WatchRunRequest
 	(*WatchRunResponse)(nil),           // 36: rara.v1.WatchRunResponse
-	(*GetStepRunRequest)(nil),          // 37: rara.v1.GetStepRunRequest
-	(*GetStepRunResponse)(nil),         // 38: rara.v1.GetStepRunResponse
-	(*ListStepRunsRequest)(nil),        // 39: rara.v1.ListStepRunsRequest
-	(*ListStepRunsResponse)(nil),       // 40: rara.v1.ListStepRunsResponse
-	(*WatchStepRunRequest)(nil),        // 41: rara.v1.WatchStepRunRequest
-	(*WatchStepRunResponse)(nil),       // 42: rara.v1.WatchStepRunResponse
-	(*ExplainStepRequest)(nil),         // 43: rara.v1.ExplainStepRequest
-	(*ExplainStepResponse)(nil),        // 44: rara.v1.ExplainStepResponse
-	(*Obstacle)(nil),                   // 45: rara.v1.Obstacle
-	(*NearMiss)(nil),                   // 46: rara.v1.NearMiss
-	(*QueryLineageRequest)(nil),        // 47: rara.v1.QueryLineageRequest
-	(*LineageEdge)(nil),                // 48: rara.v1.LineageEdge
-	(*QueryLineageResponse)(nil),       // 49: rara.v1.QueryLineageResponse
-	(*Executor)(nil),                   // 50: rara.v1.Executor
-	(*ListExecutorsRequest)(nil),       // 51: rara.v1.ListExecutorsRequest
-	(*ListExecutorsResponse)(nil),      // 52: rara.v1.ListExecutorsResponse
-	(*DrainExecutorRequest)(nil),       // 53: rara.v1.DrainExecutorRequest
-	(*DrainExecutorResponse)(nil),      // 54: rara.v1.DrainExecutorResponse
-	(*Pause)(nil),                      // 55: rara.v1.Pause
-	(*PauseRequest)(nil),               // 56: rara.v1.PauseRequest
-	(*PauseResponse)(nil),              // 57: rara.v1.PauseResponse
-	(*ResumeRequest)(nil),              // 58: rara.v1.ResumeRequest
-	(*ResumeResponse)(nil),             // 59: rara.v1.ResumeResponse
-	(*ListPausesRequest)(nil),          // 60: rara.v1.ListPausesRequest
-	(*ListPausesResponse)(nil),         // 61: rara.v1.ListPausesResponse
-	(*RunFilter)(nil),                  // 62: rara.v1.RunFilter
-	(*BulkOutcome)(nil),                // 63: rara.v1.BulkOutcome
-	(*RetryRunsRequest)(nil),           // 64: rara.v1.RetryRunsRequest
-	(*RetryRunsResponse)(nil),          // 65: rara.v1.RetryRunsResponse
-	(*CancelRunsRequest)(nil),          // 66: rara.v1.CancelRunsRequest
-	(*CancelRunsResponse)(nil),         // 67: rara.v1.CancelRunsResponse
-	(*WaitingStepFilter)(nil),          // 68: rara.v1.WaitingStepFilter
-	(*RequeueStepsRequest)(nil),        // 69: rara.v1.RequeueStepsRequest
-	(*RequeueStepsResponse)(nil),       // 70: rara.v1.RequeueStepsResponse
-	nil,                                // 71: rara.v1.StepDefinition.SecretsEntry
-	nil,                                // 72: rara.v1.StepDefinition.RequiredLabelsEntry
-	nil,                                // 73: rara.v1.Definition.LabelsEntry
-	nil,                                // 74: rara.v1.WorkflowRun.StepCountsEntry
-	nil,                                // 75: rara.v1.WorkflowRun.LabelsEntry
-	nil,                                // 76: rara.v1.StartRunRequest.LabelsEntry
-	nil,                                // 77: rara.v1.ListRunsRequest.LabelsEntry
-	nil,                                // 78: rara.v1.Executor.LabelsEntry
-	nil,                                // 79: rara.v1.RunFilter.LabelsEntry
-	nil,                                // 80: rara.v1.WaitingStepFilter.LabelsEntry
-	(*durationpb.Duration)(nil),        // 81: google.protobuf.Duration
-	(*Payload)(nil),                    // 82: rara.v1.Payload
-	(*timestamppb.Timestamp)(nil),      // 83: google.protobuf.Timestamp
-	(*Artifact)(nil),                   // 84: rara.v1.Artifact
-	(*JobError)(nil),                   // 85: rara.v1.JobError
-	(*JobProgress)(nil),                // 86: rara.v1.JobProgress
-	(*ArtifactManifest)(nil),           // 87: rara.v1.ArtifactManifest
-	(*Lease)(nil),                      // 88: rara.v1.Lease
-	(*TraceContext)(nil),               // 89: rara.v1.TraceContext
-	(*ProgressEvent)(nil),              // 90: rara.v1.ProgressEvent
-	(*Digest)(nil),                     // 91: rara.v1.Digest
-	(*Capability)(nil),                 // 92: rara.v1.Capability
-	(*SecretRef)(nil),                  // 93: rara.v1.SecretRef
+	(*WatchRunsRequest)(nil),           // 37: rara.v1.WatchRunsRequest
+	(*WatchRunsResponse)(nil),          // 38: rara.v1.WatchRunsResponse
+	(*GetStepRunRequest)(nil),          // 39: rara.v1.GetStepRunRequest
+	(*GetStepRunResponse)(nil),         // 40: rara.v1.GetStepRunResponse
+	(*ListStepRunsRequest)(nil),        // 41: rara.v1.ListStepRunsRequest
+	(*ListStepRunsResponse)(nil),       // 42: rara.v1.ListStepRunsResponse
+	(*WatchStepRunRequest)(nil),        // 43: rara.v1.WatchStepRunRequest
+	(*WatchStepRunResponse)(nil),       // 44: rara.v1.WatchStepRunResponse
+	(*ExplainStepRequest)(nil),         // 45: rara.v1.ExplainStepRequest
+	(*ExplainStepResponse)(nil),        // 46: rara.v1.ExplainStepResponse
+	(*Obstacle)(nil),                   // 47: rara.v1.Obstacle
+	(*NearMiss)(nil),                   // 48: rara.v1.NearMiss
+	(*QueryLineageRequest)(nil),        // 49: rara.v1.QueryLineageRequest
+	(*LineageEdge)(nil),                // 50: rara.v1.LineageEdge
+	(*QueryLineageResponse)(nil),       // 51: rara.v1.QueryLineageResponse
+	(*Executor)(nil),                   // 52: rara.v1.Executor
+	(*ListExecutorsRequest)(nil),       // 53: rara.v1.ListExecutorsRequest
+	(*ListExecutorsResponse)(nil),      // 54: rara.v1.ListExecutorsResponse
+	(*DrainExecutorRequest)(nil),       // 55: rara.v1.DrainExecutorRequest
+	(*DrainExecutorResponse)(nil),      // 56: rara.v1.DrainExecutorResponse
+	(*Pause)(nil),                      // 57: rara.v1.Pause
+	(*PauseRequest)(nil),               // 58: rara.v1.PauseRequest
+	(*PauseResponse)(nil),              // 59: rara.v1.PauseResponse
+	(*ResumeRequest)(nil),              // 60: rara.v1.ResumeRequest
+	(*ResumeResponse)(nil),             // 61: rara.v1.ResumeResponse
+	(*ListPausesRequest)(nil),          // 62: rara.v1.ListPausesRequest
+	(*ListPausesResponse)(nil),         // 63: rara.v1.ListPausesResponse
+	(*RunFilter)(nil),                  // 64: rara.v1.RunFilter
+	(*BulkOutcome)(nil),                // 65: rara.v1.BulkOutcome
+	(*RetryRunsRequest)(nil),           // 66: rara.v1.RetryRunsRequest
+	(*RetryRunsResponse)(nil),          // 67: rara.v1.RetryRunsResponse
+	(*CancelRunsRequest)(nil),          // 68: rara.v1.CancelRunsRequest
+	(*CancelRunsResponse)(nil),         // 69: rara.v1.CancelRunsResponse
+	(*WaitingStepFilter)(nil),          // 70: rara.v1.WaitingStepFilter
+	(*RequeueStepsRequest)(nil),        // 71: rara.v1.RequeueStepsRequest
+	(*RequeueStepsResponse)(nil),       // 72: rara.v1.RequeueStepsResponse
+	nil,                                // 73: rara.v1.StepDefinition.SecretsEntry
+	nil,                                // 74: rara.v1.StepDefinition.RequiredLabelsEntry
+	nil,                                // 75: rara.v1.Definition.LabelsEntry
+	nil,                                // 76: rara.v1.WorkflowRun.StepCountsEntry
+	nil,                                // 77: rara.v1.WorkflowRun.LabelsEntry
+	nil,                                // 78: rara.v1.StartRunRequest.LabelsEntry
+	nil,                                // 79: rara.v1.ListRunsRequest.LabelsEntry
+	nil,                                // 80: rara.v1.Executor.LabelsEntry
+	nil,                                // 81: rara.v1.RunFilter.LabelsEntry
+	nil,                                // 82: rara.v1.WaitingStepFilter.LabelsEntry
+	(*durationpb.Duration)(nil),        // 83: google.protobuf.Duration
+	(*Payload)(nil),                    // 84: rara.v1.Payload
+	(*timestamppb.Timestamp)(nil),      // 85: google.protobuf.Timestamp
+	(*Artifact)(nil),                   // 86: rara.v1.Artifact
+	(*JobError)(nil),                   // 87: rara.v1.JobError
+	(*JobProgress)(nil),                // 88: rara.v1.JobProgress
+	(*ArtifactManifest)(nil),           // 89: rara.v1.ArtifactManifest
+	(*Lease)(nil),                      // 90: rara.v1.Lease
+	(*TraceContext)(nil),               // 91: rara.v1.TraceContext
+	(*ProgressEvent)(nil),              // 92: rara.v1.ProgressEvent
+	(*Digest)(nil),                     // 93: rara.v1.Digest
+	(*Capability)(nil),                 // 94: rara.v1.Capability
+	(*SecretRef)(nil),                  // 95: rara.v1.SecretRef
 }
 var file_rara_v1_workflow_proto_depIdxs = []int32{
-	81,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
-	81,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
-	82,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
+	83,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
+	83,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
+	84,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
 	6,   // 3: rara.v1.StepDefinition.input_artifacts:type_name -> rara.v1.ArtifactBinding
-	71,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
-	72,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
+	73,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
+	74,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
 	5,   // 6: rara.v1.StepDefinition.retry:type_name -> rara.v1.RetryPolicy
-	81,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
-	81,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
-	81,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
-	81,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
-	81,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
+	83,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
+	83,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
+	83,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
+	83,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
+	83,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
 	7,   // 12: rara.v1.Definition.steps:type_name -> rara.v1.StepDefinition
-	81,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
+	83,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
 	0,   // 14: rara.v1.Definition.on_failure:type_name -> rara.v1.OnFailure
-	73,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
-	83,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	55,  // 17: rara.v1.Definition.pause:type_name -> rara.v1.Pause
+	75,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
+	85,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	57,  // 17: rara.v1.Definition.pause:type_name -> rara.v1.Pause
 	1,   // 18: rara.v1.WorkflowRun.state:type_name -> rara.v1.WorkflowRunState
-	82,  // 19: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
-	84,  // 20: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
-	74,  // 21: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
-	85,  // 22: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
-	75,  // 23: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
-	83,  // 24: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
-	83,  // 25: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
-	83,  // 26: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
-	83,  // 27: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
-	83,  // 28: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
-	83,  // 29: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
-	83,  // 30: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
-	83,  // 31: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
+	84,  // 19: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
+	86,  // 20: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
+	76,  // 21: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
+	87,  // 22: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
+	77,  // 23: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
+	85,  // 24: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
+	85,  // 25: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
+	85,  // 26: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
+	85,  // 27: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
+	85,  // 28: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
+	85,  // 29: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
+	85,  // 30: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
+	85,  // 31: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
 	2,   // 32: rara.v1.StepRun.state:type_name -> rara.v1.StepRunState
-	86,  // 33: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
-	82,  // 34: rara.v1.StepRun.output:type_name -> rara.v1.Payload
-	87,  // 35: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
-	85,  // 36: rara.v1.StepRun.error:type_name -> rara.v1.JobError
+	88,  // 33: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
+	84,  // 34: rara.v1.StepRun.output:type_name -> rara.v1.Payload
+	89,  // 35: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
+	87,  // 36: rara.v1.StepRun.error:type_name -> rara.v1.JobError
 	10,  // 37: rara.v1.StepRun.cancel:type_name -> rara.v1.CancelFacts
-	83,  // 38: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
-	83,  // 39: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
-	83,  // 40: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
-	83,  // 41: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
-	83,  // 42: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
+	85,  // 38: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
+	85,  // 39: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
+	85,  // 40: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
+	85,  // 41: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
+	85,  // 42: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
 	11,  // 43: rara.v1.StepRun.handler:type_name -> rara.v1.Handler
-	88,  // 44: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
-	85,  // 45: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
-	83,  // 46: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
-	83,  // 47: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
-	83,  // 48: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
-	83,  // 49: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
+	90,  // 44: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
+	87,  // 45: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
+	85,  // 46: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
+	85,  // 47: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
+	85,  // 48: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
+	85,  // 49: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
 	11,  // 50: rara.v1.StepAttempt.handler:type_name -> rara.v1.Handler
 	8,   // 51: rara.v1.RegisterDefinitionRequest.definition:type_name -> rara.v1.Definition
 	8,   // 52: rara.v1.RegisterDefinitionResponse.definition:type_name -> rara.v1.Definition
 	8,   // 53: rara.v1.GetDefinitionResponse.definition:type_name -> rara.v1.Definition
 	8,   // 54: rara.v1.ListDefinitionsResponse.definitions:type_name -> rara.v1.Definition
-	82,  // 55: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
-	84,  // 56: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
-	81,  // 57: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
-	76,  // 58: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
-	89,  // 59: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
+	84,  // 55: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
+	86,  // 56: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
+	83,  // 57: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
+	78,  // 58: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
+	91,  // 59: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
 	9,   // 60: rara.v1.StartRunResponse.run:type_name -> rara.v1.WorkflowRun
 	20,  // 61: rara.v1.BatchStartRunsRequest.requests:type_name -> rara.v1.StartRunRequest
 	23,  // 62: rara.v1.BatchStartRunsResponse.runs:type_name -> rara.v1.StartedRun
 	9,   // 63: rara.v1.GetRunResponse.run:type_name -> rara.v1.WorkflowRun
 	12,  // 64: rara.v1.GetRunResponse.steps:type_name -> rara.v1.StepRun
 	1,   // 65: rara.v1.ListRunsRequest.states:type_name -> rara.v1.WorkflowRunState
-	77,  // 66: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
-	83,  // 67: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
-	83,  // 68: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
+	79,  // 66: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
+	85,  // 67: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
+	85,  // 68: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
 	9,   // 69: rara.v1.ListRunsResponse.runs:type_name -> rara.v1.WorkflowRun
-	81,  // 70: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
+	83,  // 70: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
 	9,   // 71: rara.v1.CancelRunResponse.run:type_name -> rara.v1.WorkflowRun
 	9,   // 72: rara.v1.RetryRunResponse.run:type_name -> rara.v1.WorkflowRun
 	9,   // 73: rara.v1.WatchRunResponse.run:type_name -> rara.v1.WorkflowRun
 	12,  // 74: rara.v1.WatchRunResponse.step_run:type_name -> rara.v1.StepRun
 	34,  // 75: rara.v1.WatchRunResponse.snapshot_end:type_name -> rara.v1.SnapshotEnd
 	33,  // 76: rara.v1.WatchRunResponse.alive:type_name -> rara.v1.Alive
-	12,  // 77: rara.v1.GetStepRunResponse.step_run:type_name -> rara.v1.StepRun
-	13,  // 78: rara.v1.GetStepRunResponse.attempts:type_name -> rara.v1.StepAttempt
-	2,   // 79: rara.v1.ListStepRunsRequest.states:type_name -> rara.v1.StepRunState
-	12,  // 80: rara.v1.ListStepRunsResponse.step_runs:type_name -> rara.v1.StepRun
-	90,  // 81: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
-	12,  // 82: rara.v1.WatchStepRunResponse.step_run:type_name -> rara.v1.StepRun
-	33,  // 83: rara.v1.WatchStepRunResponse.alive:type_name -> rara.v1.Alive
-	12,  // 84: rara.v1.ExplainStepResponse.step_run:type_name -> rara.v1.StepRun
-	45,  // 85: rara.v1.ExplainStepResponse.obstacles:type_name -> rara.v1.Obstacle
-	83,  // 86: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
-	46,  // 87: rara.v1.Obstacle.near_misses:type_name -> rara.v1.NearMiss
-	55,  // 88: rara.v1.Obstacle.pause:type_name -> rara.v1.Pause
-	91,  // 89: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
-	3,   // 90: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
-	91,  // 91: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
-	91,  // 92: rara.v1.LineageEdge.derived_from:type_name -> rara.v1.Digest
-	48,  // 93: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
-	91,  // 94: rara.v1.QueryLineageResponse.artifact:type_name -> rara.v1.Digest
-	92,  // 95: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
-	78,  // 96: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
-	4,   // 97: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
-	83,  // 98: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
-	83,  // 99: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
-	4,   // 100: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
-	50,  // 101: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
-	81,  // 102: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
-	50,  // 103: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
-	83,  // 104: rara.v1.Pause.paused_at:type_name -> google.protobuf.Timestamp
-	55,  // 105: rara.v1.PauseResponse.pause:type_name -> rara.v1.Pause
-	55,  // 106: rara.v1.ResumeResponse.pause:type_name -> rara.v1.Pause
-	55,  // 107: rara.v1.ListPausesResponse.pauses:type_name -> rara.v1.Pause
-	1,   // 108: rara.v1.RunFilter.states:type_name -> rara.v1.WorkflowRunState
-	79,  // 109: rara.v1.RunFilter.labels:type_name -> rara.v1.RunFilter.LabelsEntry
-	83,  // 110: rara.v1.RunFilter.created_from:type_name -> google.protobuf.Timestamp
-	83,  // 111: rara.v1.RunFilter.created_before:type_name -> google.protobuf.Timestamp
-	83,  // 112: rara.v1.RunFilter.ended_from:type_name -> google.protobuf.Timestamp
-	83,  // 113: rara.v1.RunFilter.ended_before:type_name -> google.protobuf.Timestamp
-	62,  // 114: rara.v1.RetryRunsRequest.filter:type_name -> rara.v1.RunFilter
-	83,  // 115: rara.v1.RetryRunsRequest.as_of:type_name -> google.protobuf.Timestamp
-	9,   // 116: rara.v1.RetryRunsResponse.sample:type_name -> rara.v1.WorkflowRun
-	83,  // 117: rara.v1.RetryRunsResponse.as_of:type_name -> google.protobuf.Timestamp
-	63,  // 118: rara.v1.RetryRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
-	62,  // 119: rara.v1.CancelRunsRequest.filter:type_name -> rara.v1.RunFilter
-	83,  // 120: rara.v1.CancelRunsRequest.as_of:type_name -> google.protobuf.Timestamp
-	81,  // 121: rara.v1.CancelRunsRequest.grace:type_name -> google.protobuf.Duration
-	9,   // 122: rara.v1.CancelRunsResponse.sample:type_name -> rara.v1.WorkflowRun
-	83,  // 123: rara.v1.CancelRunsResponse.as_of:type_name -> google.protobuf.Timestamp
-	63,  // 124: rara.v1.CancelRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
-	80,  // 125: rara.v1.WaitingStepFilter.labels:type_name -> rara.v1.WaitingStepFilter.LabelsEntry
-	68,  // 126: rara.v1.RequeueStepsRequest.filter:type_name -> rara.v1.WaitingStepFilter
-	83,  // 127: rara.v1.RequeueStepsRequest.as_of:type_name -> google.protobuf.Timestamp
-	12,  // 128: rara.v1.RequeueStepsResponse.sample:type_name -> rara.v1.StepRun
-	83,  // 129: rara.v1.RequeueStepsResponse.as_of:type_name -> google.protobuf.Timestamp
-	63,  // 130: rara.v1.RequeueStepsResponse.outcomes:type_name -> rara.v1.BulkOutcome
-	93,  // 131: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
-	14,  // 132: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
-	16,  // 133: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
-	18,  // 134: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
-	20,  // 135: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
-	22,  // 136: rara.v1.WorkflowService.BatchStartRuns:input_type -> rara.v1.BatchStartRunsRequest
-	25,  // 137: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
-	27,  // 138: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
-	29,  // 139: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
-	31,  // 140: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
-	35,  // 141: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
-	37,  // 142: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
-	39,  // 143: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
-	41,  // 144: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
-	43,  // 145: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
-	47,  // 146: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
-	51,  // 147: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
-	53,  // 148: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
-	56,  // 149: rara.v1.WorkflowService.Pause:input_type -> rara.v1.PauseRequest
-	58,  // 150: rara.v1.WorkflowService.Resume:input_type -> rara.v1.ResumeRequest
-	60,  // 151: rara.v1.WorkflowService.ListPauses:input_type -> rara.v1.ListPausesRequest
-	64,  // 152: rara.v1.WorkflowService.RetryRuns:input_type -> rara.v1.RetryRunsRequest
-	66,  // 153: rara.v1.WorkflowService.CancelRuns:input_type -> rara.v1.CancelRunsRequest
-	69,  // 154: rara.v1.WorkflowService.RequeueSteps:input_type -> rara.v1.RequeueStepsRequest
-	15,  // 155: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
-	17,  // 156: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
-	19,  // 157: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
-	21,  // 158: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
-	24,  // 159: rara.v1.WorkflowService.BatchStartRuns:output_type -> rara.v1.BatchStartRunsResponse
-	26,  // 160: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
-	28,  // 161: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
-	30,  // 162: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
-	32,  // 163: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
-	36,  // 164: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
-	38,  // 165: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
-	40,  // 166: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
-	42,  // 167: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
-	44,  // 168: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
-	49,  // 169: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
-	52,  // 170: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
-	54,  // 171: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
-	57,  // 172: rara.v1.WorkflowService.Pause:output_type -> rara.v1.PauseResponse
-	59,  // 173: rara.v1.WorkflowService.Resume:output_type -> rara.v1.ResumeResponse
-	61,  // 174: rara.v1.WorkflowService.ListPauses:output_type -> rara.v1.ListPausesResponse
-	65,  // 175: rara.v1.WorkflowService.RetryRuns:output_type -> rara.v1.RetryRunsResponse
-	67,  // 176: rara.v1.WorkflowService.CancelRuns:output_type -> rara.v1.CancelRunsResponse
-	70,  // 177: rara.v1.WorkflowService.RequeueSteps:output_type -> rara.v1.RequeueStepsResponse
-	155, // [155:178] is the sub-list for method output_type
-	132, // [132:155] is the sub-list for method input_type
-	132, // [132:132] is the sub-list for extension type_name
-	132, // [132:132] is the sub-list for extension extendee
-	0,   // [0:132] is the sub-list for field type_name
+	9,   // 77: rara.v1.WatchRunsResponse.ended:type_name -> rara.v1.WorkflowRun
+	33,  // 78: rara.v1.WatchRunsResponse.alive:type_name -> rara.v1.Alive
+	12,  // 79: rara.v1.GetStepRunResponse.step_run:type_name -> rara.v1.StepRun
+	13,  // 80: rara.v1.GetStepRunResponse.attempts:type_name -> rara.v1.StepAttempt
+	2,   // 81: rara.v1.ListStepRunsRequest.states:type_name -> rara.v1.StepRunState
+	12,  // 82: rara.v1.ListStepRunsResponse.step_runs:type_name -> rara.v1.StepRun
+	92,  // 83: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
+	12,  // 84: rara.v1.WatchStepRunResponse.step_run:type_name -> rara.v1.StepRun
+	33,  // 85: rara.v1.WatchStepRunResponse.alive:type_name -> rara.v1.Alive
+	12,  // 86: rara.v1.ExplainStepResponse.step_run:type_name -> rara.v1.StepRun
+	47,  // 87: rara.v1.ExplainStepResponse.obstacles:type_name -> rara.v1.Obstacle
+	85,  // 88: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
+	48,  // 89: rara.v1.Obstacle.near_misses:type_name -> rara.v1.NearMiss
+	57,  // 90: rara.v1.Obstacle.pause:type_name -> rara.v1.Pause
+	93,  // 91: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
+	3,   // 92: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
+	93,  // 93: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
+	93,  // 94: rara.v1.LineageEdge.derived_from:type_name -> rara.v1.Digest
+	50,  // 95: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
+	93,  // 96: rara.v1.QueryLineageResponse.artifact:type_name -> rara.v1.Digest
+	94,  // 97: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
+	80,  // 98: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
+	4,   // 99: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
+	85,  // 100: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
+	85,  // 101: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
+	4,   // 102: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
+	52,  // 103: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
+	83,  // 104: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
+	52,  // 105: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
+	85,  // 106: rara.v1.Pause.paused_at:type_name -> google.protobuf.Timestamp
+	57,  // 107: rara.v1.PauseResponse.pause:type_name -> rara.v1.Pause
+	57,  // 108: rara.v1.ResumeResponse.pause:type_name -> rara.v1.Pause
+	57,  // 109: rara.v1.ListPausesResponse.pauses:type_name -> rara.v1.Pause
+	1,   // 110: rara.v1.RunFilter.states:type_name -> rara.v1.WorkflowRunState
+	81,  // 111: rara.v1.RunFilter.labels:type_name -> rara.v1.RunFilter.LabelsEntry
+	85,  // 112: rara.v1.RunFilter.created_from:type_name -> google.protobuf.Timestamp
+	85,  // 113: rara.v1.RunFilter.created_before:type_name -> google.protobuf.Timestamp
+	85,  // 114: rara.v1.RunFilter.ended_from:type_name -> google.protobuf.Timestamp
+	85,  // 115: rara.v1.RunFilter.ended_before:type_name -> google.protobuf.Timestamp
+	64,  // 116: rara.v1.RetryRunsRequest.filter:type_name -> rara.v1.RunFilter
+	85,  // 117: rara.v1.RetryRunsRequest.as_of:type_name -> google.protobuf.Timestamp
+	9,   // 118: rara.v1.RetryRunsResponse.sample:type_name -> rara.v1.WorkflowRun
+	85,  // 119: rara.v1.RetryRunsResponse.as_of:type_name -> google.protobuf.Timestamp
+	65,  // 120: rara.v1.RetryRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
+	64,  // 121: rara.v1.CancelRunsRequest.filter:type_name -> rara.v1.RunFilter
+	85,  // 122: rara.v1.CancelRunsRequest.as_of:type_name -> google.protobuf.Timestamp
+	83,  // 123: rara.v1.CancelRunsRequest.grace:type_name -> google.protobuf.Duration
+	9,   // 124: rara.v1.CancelRunsResponse.sample:type_name -> rara.v1.WorkflowRun
+	85,  // 125: rara.v1.CancelRunsResponse.as_of:type_name -> google.protobuf.Timestamp
+	65,  // 126: rara.v1.CancelRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
+	82,  // 127: rara.v1.WaitingStepFilter.labels:type_name -> rara.v1.WaitingStepFilter.LabelsEntry
+	70,  // 128: rara.v1.RequeueStepsRequest.filter:type_name -> rara.v1.WaitingStepFilter
+	85,  // 129: rara.v1.RequeueStepsRequest.as_of:type_name -> google.protobuf.Timestamp
+	12,  // 130: rara.v1.RequeueStepsResponse.sample:type_name -> rara.v1.StepRun
+	85,  // 131: rara.v1.RequeueStepsResponse.as_of:type_name -> google.protobuf.Timestamp
+	65,  // 132: rara.v1.RequeueStepsResponse.outcomes:type_name -> rara.v1.BulkOutcome
+	95,  // 133: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
+	14,  // 134: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
+	16,  // 135: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
+	18,  // 136: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
+	20,  // 137: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
+	22,  // 138: rara.v1.WorkflowService.BatchStartRuns:input_type -> rara.v1.BatchStartRunsRequest
+	25,  // 139: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
+	27,  // 140: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
+	29,  // 141: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
+	31,  // 142: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
+	35,  // 143: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
+	37,  // 144: rara.v1.WorkflowService.WatchRuns:input_type -> rara.v1.WatchRunsRequest
+	39,  // 145: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
+	41,  // 146: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
+	43,  // 147: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
+	45,  // 148: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
+	49,  // 149: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
+	53,  // 150: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
+	55,  // 151: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
+	58,  // 152: rara.v1.WorkflowService.Pause:input_type -> rara.v1.PauseRequest
+	60,  // 153: rara.v1.WorkflowService.Resume:input_type -> rara.v1.ResumeRequest
+	62,  // 154: rara.v1.WorkflowService.ListPauses:input_type -> rara.v1.ListPausesRequest
+	66,  // 155: rara.v1.WorkflowService.RetryRuns:input_type -> rara.v1.RetryRunsRequest
+	68,  // 156: rara.v1.WorkflowService.CancelRuns:input_type -> rara.v1.CancelRunsRequest
+	71,  // 157: rara.v1.WorkflowService.RequeueSteps:input_type -> rara.v1.RequeueStepsRequest
+	15,  // 158: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
+	17,  // 159: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
+	19,  // 160: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
+	21,  // 161: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
+	24,  // 162: rara.v1.WorkflowService.BatchStartRuns:output_type -> rara.v1.BatchStartRunsResponse
+	26,  // 163: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
+	28,  // 164: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
+	30,  // 165: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
+	32,  // 166: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
+	36,  // 167: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
+	38,  // 168: rara.v1.WorkflowService.WatchRuns:output_type -> rara.v1.WatchRunsResponse
+	40,  // 169: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
+	42,  // 170: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
+	44,  // 171: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
+	46,  // 172: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
+	51,  // 173: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
+	54,  // 174: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
+	56,  // 175: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
+	59,  // 176: rara.v1.WorkflowService.Pause:output_type -> rara.v1.PauseResponse
+	61,  // 177: rara.v1.WorkflowService.Resume:output_type -> rara.v1.ResumeResponse
+	63,  // 178: rara.v1.WorkflowService.ListPauses:output_type -> rara.v1.ListPausesResponse
+	67,  // 179: rara.v1.WorkflowService.RetryRuns:output_type -> rara.v1.RetryRunsResponse
+	69,  // 180: rara.v1.WorkflowService.CancelRuns:output_type -> rara.v1.CancelRunsResponse
+	72,  // 181: rara.v1.WorkflowService.RequeueSteps:output_type -> rara.v1.RequeueStepsResponse
+	158, // [158:182] is the sub-list for method output_type
+	134, // [134:158] is the sub-list for method input_type
+	134, // [134:134] is the sub-list for extension type_name
+	134, // [134:134] is the sub-list for extension extendee
+	0,   // [0:134] is the sub-list for field type_name
 }
 
 func init() { file_rara_v1_workflow_proto_init() }
@@ -6484,26 +6608,26 @@ func file_rara_v1_workflow_proto_init() {
 		(*WatchRunResponse_SnapshotEnd)(nil),
 		(*WatchRunResponse_Alive)(nil),
 	}
-	file_rara_v1_workflow_proto_msgTypes[37].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[39].OneofWrappers = []any{
 		(*WatchStepRunResponse_Event)(nil),
 		(*WatchStepRunResponse_StepRun)(nil),
 		(*WatchStepRunResponse_Alive)(nil),
 	}
-	file_rara_v1_workflow_proto_msgTypes[42].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[44].OneofWrappers = []any{
 		(*QueryLineageRequest_Artifact)(nil),
 		(*QueryLineageRequest_WorkflowRunId)(nil),
 		(*QueryLineageRequest_StepRunId)(nil),
 		(*QueryLineageRequest_ArtifactPrefix)(nil),
 	}
-	file_rara_v1_workflow_proto_msgTypes[50].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[52].OneofWrappers = []any{
 		(*Pause_Kind)(nil),
 		(*Pause_Definition)(nil),
 	}
-	file_rara_v1_workflow_proto_msgTypes[51].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[53].OneofWrappers = []any{
 		(*PauseRequest_Kind)(nil),
 		(*PauseRequest_Definition)(nil),
 	}
-	file_rara_v1_workflow_proto_msgTypes[53].OneofWrappers = []any{
+	file_rara_v1_workflow_proto_msgTypes[55].OneofWrappers = []any{
 		(*ResumeRequest_Kind)(nil),
 		(*ResumeRequest_Definition)(nil),
 	}
@@ -6513,7 +6637,7 @@ func file_rara_v1_workflow_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rara_v1_workflow_proto_rawDesc), len(file_rara_v1_workflow_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   76,
+			NumMessages:   78,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	WorkflowService_CancelRun_FullMethodName          = "/rara.v1.WorkflowService/CancelRun"
 	WorkflowService_RetryRun_FullMethodName           = "/rara.v1.WorkflowService/RetryRun"
 	WorkflowService_WatchRun_FullMethodName           = "/rara.v1.WorkflowService/WatchRun"
+	WorkflowService_WatchRuns_FullMethodName          = "/rara.v1.WorkflowService/WatchRuns"
 	WorkflowService_GetStepRun_FullMethodName         = "/rara.v1.WorkflowService/GetStepRun"
 	WorkflowService_ListStepRuns_FullMethodName       = "/rara.v1.WorkflowService/ListStepRuns"
 	WorkflowService_WatchStepRun_FullMethodName       = "/rara.v1.WorkflowService/WatchStepRun"
@@ -72,6 +73,9 @@ type WorkflowServiceClient interface {
 	RetryRun(ctx context.Context, in *RetryRunRequest, opts ...grpc.CallOption) (*RetryRunResponse, error)
 	// Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0.
 	WatchRun(ctx context.Context, in *WatchRunRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRunResponse], error)
+	// Waits for the ends of many runs on one stream. The caller adds runs as it goes; each is told when it has ended. Ends
+	// when the caller has closed its side and all have been told. May be repeated: add those again that were not told.
+	WatchRuns(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchRunsRequest, WatchRunsResponse], error)
 	// One step with all its attempts. STEP_NOT_FOUND.
 	GetStepRun(ctx context.Context, in *GetStepRunRequest, opts ...grpc.CallOption) (*GetStepRunResponse, error)
 	// Steps of one run, or of all.
@@ -219,6 +223,19 @@ func (c *workflowServiceClient) WatchRun(ctx context.Context, in *WatchRunReques
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type WorkflowService_WatchRunClient = grpc.ServerStreamingClient[WatchRunResponse]
 
+func (c *workflowServiceClient) WatchRuns(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchRunsRequest, WatchRunsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &WorkflowService_ServiceDesc.Streams[1], WorkflowService_WatchRuns_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchRunsRequest, WatchRunsResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type WorkflowService_WatchRunsClient = grpc.BidiStreamingClient[WatchRunsRequest, WatchRunsResponse]
+
 func (c *workflowServiceClient) GetStepRun(ctx context.Context, in *GetStepRunRequest, opts ...grpc.CallOption) (*GetStepRunResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetStepRunResponse)
@@ -241,7 +258,7 @@ func (c *workflowServiceClient) ListStepRuns(ctx context.Context, in *ListStepRu
 
 func (c *workflowServiceClient) WatchStepRun(ctx context.Context, in *WatchStepRunRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchStepRunResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &WorkflowService_ServiceDesc.Streams[1], WorkflowService_WatchStepRun_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &WorkflowService_ServiceDesc.Streams[2], WorkflowService_WatchStepRun_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -386,6 +403,9 @@ type WorkflowServiceServer interface {
 	RetryRun(context.Context, *RetryRunRequest) (*RetryRunResponse, error)
 	// Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0.
 	WatchRun(*WatchRunRequest, grpc.ServerStreamingServer[WatchRunResponse]) error
+	// Waits for the ends of many runs on one stream. The caller adds runs as it goes; each is told when it has ended. Ends
+	// when the caller has closed its side and all have been told. May be repeated: add those again that were not told.
+	WatchRuns(grpc.BidiStreamingServer[WatchRunsRequest, WatchRunsResponse]) error
 	// One step with all its attempts. STEP_NOT_FOUND.
 	GetStepRun(context.Context, *GetStepRunRequest) (*GetStepRunResponse, error)
 	// Steps of one run, or of all.
@@ -453,6 +473,9 @@ func (UnimplementedWorkflowServiceServer) RetryRun(context.Context, *RetryRunReq
 }
 func (UnimplementedWorkflowServiceServer) WatchRun(*WatchRunRequest, grpc.ServerStreamingServer[WatchRunResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchRun not implemented")
+}
+func (UnimplementedWorkflowServiceServer) WatchRuns(grpc.BidiStreamingServer[WatchRunsRequest, WatchRunsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchRuns not implemented")
 }
 func (UnimplementedWorkflowServiceServer) GetStepRun(context.Context, *GetStepRunRequest) (*GetStepRunResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetStepRun not implemented")
@@ -686,6 +709,13 @@ func _WorkflowService_WatchRun_Handler(srv interface{}, stream grpc.ServerStream
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type WorkflowService_WatchRunServer = grpc.ServerStreamingServer[WatchRunResponse]
+
+func _WorkflowService_WatchRuns_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(WorkflowServiceServer).WatchRuns(&grpc.GenericServerStream[WatchRunsRequest, WatchRunsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type WorkflowService_WatchRunsServer = grpc.BidiStreamingServer[WatchRunsRequest, WatchRunsResponse]
 
 func _WorkflowService_GetStepRun_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetStepRunRequest)
@@ -1011,6 +1041,12 @@ var WorkflowService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "WatchRun",
 			Handler:       _WorkflowService_WatchRun_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchRuns",
+			Handler:       _WorkflowService_WatchRuns_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "WatchStepRun",

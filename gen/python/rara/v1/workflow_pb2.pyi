@@ -1667,6 +1667,68 @@ class WatchRunResponse(_message.Message):
 Global___WatchRunResponse: _TypeAlias = WatchRunResponse  # noqa: Y015
 
 @_typing.final
+class WatchRunsRequest(_message.Message):
+    """From a client, at any time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKFLOW_RUN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workflow_run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Runs to wait for, at most 1,000 in a message. At most 100,000 of a stream may be untold at one time, else
+        QUEUE_FULL. One that is waited for already changes nothing; one that was told is told again.
+        """
+
+    def __init__(
+        self,
+        *,
+        workflow_run_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workflow_run_ids", b"workflow_run_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchRunsRequest: _TypeAlias = WatchRunsRequest  # noqa: Y015
+
+@_typing.final
+class WatchRunsResponse(_message.Message):
+    """From the scheduler. One of them, or both lists."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDED_FIELD_NUMBER: _builtins.int
+    NOT_FOUND_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkflowRun]:
+        """Runs that have ended, before or after they were added, as WatchRun shows them."""
+
+    @_builtins.property
+    def not_found(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Runs that do not exist, as they were named: nobody waits for them any more."""
+
+    @_builtins.property
+    def alive(self) -> Global___Alive:
+        """Nothing was told for a while."""
+
+    def __init__(
+        self,
+        *,
+        ended: _abc.Iterable[Global___WorkflowRun] | None = ...,
+        not_found: _abc.Iterable[_builtins.str] | None = ...,
+        alive: Global___Alive | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "ended", b"ended", "not_found", b"not_found"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchRunsResponse: _TypeAlias = WatchRunsResponse  # noqa: Y015
+
+@_typing.final
 class GetStepRunRequest(_message.Message):
     """From a client."""
 

@@ -87,6 +87,11 @@ class WorkflowServiceStub:
                 request_serializer=rara_dot_v1_dot_workflow__pb2.WatchRunRequest.SerializeToString,
                 response_deserializer=rara_dot_v1_dot_workflow__pb2.WatchRunResponse.FromString,
                 _registered_method=True)
+        self.WatchRuns = channel.stream_stream(
+                '/rara.v1.WorkflowService/WatchRuns',
+                request_serializer=rara_dot_v1_dot_workflow__pb2.WatchRunsRequest.SerializeToString,
+                response_deserializer=rara_dot_v1_dot_workflow__pb2.WatchRunsResponse.FromString,
+                _registered_method=True)
         self.GetStepRun = channel.unary_unary(
                 '/rara.v1.WorkflowService/GetStepRun',
                 request_serializer=rara_dot_v1_dot_workflow__pb2.GetStepRunRequest.SerializeToString,
@@ -225,6 +230,14 @@ class WorkflowServiceServicer:
 
     def WatchRun(self, request, context):
         """Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchRuns(self, request_iterator, context):
+        """Waits for the ends of many runs on one stream. The caller adds runs as it goes; each is told when it has ended. Ends
+        when the caller has closed its side and all have been told. May be repeated: add those again that were not told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -375,6 +388,11 @@ def add_WorkflowServiceServicer_to_server(servicer, server):
                     servicer.WatchRun,
                     request_deserializer=rara_dot_v1_dot_workflow__pb2.WatchRunRequest.FromString,
                     response_serializer=rara_dot_v1_dot_workflow__pb2.WatchRunResponse.SerializeToString,
+            ),
+            'WatchRuns': grpc.stream_stream_rpc_method_handler(
+                    servicer.WatchRuns,
+                    request_deserializer=rara_dot_v1_dot_workflow__pb2.WatchRunsRequest.FromString,
+                    response_serializer=rara_dot_v1_dot_workflow__pb2.WatchRunsResponse.SerializeToString,
             ),
             'GetStepRun': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStepRun,
@@ -715,6 +733,33 @@ class WorkflowService:
             '/rara.v1.WorkflowService/WatchRun',
             rara_dot_v1_dot_workflow__pb2.WatchRunRequest.SerializeToString,
             rara_dot_v1_dot_workflow__pb2.WatchRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchRuns(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rara.v1.WorkflowService/WatchRuns',
+            rara_dot_v1_dot_workflow__pb2.WatchRunsRequest.SerializeToString,
+            rara_dot_v1_dot_workflow__pb2.WatchRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class WorkflowServiceStub:
     """Starts a new run that does again what did not succeed. While one lives, a repeat returns it."""
     WatchRun: _aio.UnaryStreamMultiCallable[_workflow_pb2.WatchRunRequest, _workflow_pb2.WatchRunResponse]
     """Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0."""
+    WatchRuns: _aio.StreamStreamMultiCallable[_workflow_pb2.WatchRunsRequest, _workflow_pb2.WatchRunsResponse]
+    """Waits for the ends of many runs on one stream. The caller adds runs as it goes; each is told when it has ended. Ends
+    when the caller has closed its side and all have been told. May be repeated: add those again that were not told.
+    """
     GetStepRun: _aio.UnaryUnaryMultiCallable[_workflow_pb2.GetStepRunRequest, _workflow_pb2.GetStepRunResponse]
     """One step with all its attempts. STEP_NOT_FOUND."""
     ListStepRuns: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ListStepRunsRequest, _workflow_pb2.ListStepRunsResponse]
@@ -155,6 +159,16 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_workflow_pb2.WatchRunRequest, _abc.AsyncIterator[_workflow_pb2.WatchRunResponse]],
     ) -> _abc.AsyncIterator[_workflow_pb2.WatchRunResponse]:
         """Follows a run until it has ended. OUT_OF_RANGE REVISION_COMPACTED: watch again from 0."""
+
+    @_abc_1.abstractmethod
+    def WatchRuns(
+        self,
+        request_iterator: _abc.AsyncIterator[_workflow_pb2.WatchRunsRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_workflow_pb2.WatchRunsRequest], _abc.AsyncIterator[_workflow_pb2.WatchRunsResponse]],
+    ) -> _abc.AsyncIterator[_workflow_pb2.WatchRunsResponse]:
+        """Waits for the ends of many runs on one stream. The caller adds runs as it goes; each is told when it has ended. Ends
+        when the caller has closed its side and all have been told. May be repeated: add those again that were not told.
+        """
 
     @_abc_1.abstractmethod
     def GetStepRun(

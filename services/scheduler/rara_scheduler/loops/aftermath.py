@@ -1,6 +1,6 @@
 """What follows a commit: answers to executors, cancels on their way, watchers and loops woken."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import structlog
@@ -22,6 +22,10 @@ class Hub(Protocol):
     def publish(self, workflow_run_ids: Iterable[str]) -> None: ...
 
 
+class Ends(Protocol):
+    def ended(self, workflow_run_ids: Iterable[str]) -> None: ...
+
+
 class Aftermath:
     """Carries out what commits ask for. Synchronous: nothing here may wait.
 
@@ -39,11 +43,13 @@ class Aftermath:
         tell_others: Callable[[], None],
         metrics: Metrics = SILENT,
         draining: Draining | None = None,
+        ends: Ends | None = None,
     ) -> None:
         self._sessions = sessions
         self._metrics = metrics
         self._draining = draining or Draining(sessions)
         self._hub = hub
+        self._ends = ends
         self._wake_dispatch = wake_dispatch
         self._wake_sweep = wake_sweep
         self.tell_others = tell_others
@@ -83,13 +89,19 @@ class Aftermath:
             self._wake_sweep()
         self._metrics.attempts_ended(result.decisions.values())
         self._draining.committed(result.decisions)
-        self._metrics.runs_ended(result.ended_runs)
+        self._runs_ended(result.ended_runs)
         self._metrics.steps_cancelled(result.closed_unheld)
 
     def cancelled(self, result: CancelResult) -> None:
         self._follow_up(result.orders, result.changed_runs)
-        self._metrics.runs_ended(result.ended_runs)
+        self._runs_ended(result.ended_runs)
         self._metrics.steps_cancelled(result.closed_unheld)
+
+    def _runs_ended(self, runs: Mapping[str, str]) -> None:
+        """runs: how they ended, by id."""
+        self._metrics.runs_ended(runs.values())
+        if runs and self._ends is not None:
+            self._ends.ended(runs)
 
     def _follow_up(self, orders: list[CancelOrder], changed_runs: set[str]) -> None:
         if orders and self._sessions.push_cancels(orders):

@@ -28,7 +28,7 @@ class CancelResult:
 
     orders: list[CancelOrder] = field(default_factory=list)
     changed_runs: set[str] = field(default_factory=set)
-    ended_runs: list[str] = field(default_factory=list)  # how they ended
+    ended_runs: dict[str, str] = field(default_factory=dict)  # how they ended, by id
     closed_unheld: int = 0
 
 
@@ -80,7 +80,7 @@ class CancelStore:
         run = ledger.runs.get(workflow_run_id)
         if run is None or run.state in TERMINAL:
             return CancelResult()
-        ended_runs: list[str] = []
+        ended_runs: dict[str, str] = {}
         if run.cancel_reason is None:
             await connection.fetch(query("request_cancel"), workflow_run_id, reason, message)
             run.cancel_reason = reason

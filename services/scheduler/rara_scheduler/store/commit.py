@@ -72,7 +72,7 @@ class BatchResult:
     changed_runs: set[str] = field(default_factory=set)
     made_ready: bool = False
     made_waiting: bool = False
-    ended_runs: list[str] = field(default_factory=list)  # how they ended
+    ended_runs: dict[str, str] = field(default_factory=dict)  # how they ended, by id
     closed_unheld: int = 0  # steps closed beside and behind them, while nobody held them
     busy: set[int] = field(default_factory=set)  # current, and held by somebody else just now: not committed
 
@@ -83,7 +83,7 @@ class BatchResult:
         self.changed_runs |= other.changed_runs
         self.made_ready |= other.made_ready
         self.made_waiting |= other.made_waiting
-        self.ended_runs += other.ended_runs
+        self.ended_runs |= other.ended_runs
         self.closed_unheld += other.closed_unheld
         self.busy |= other.busy
 

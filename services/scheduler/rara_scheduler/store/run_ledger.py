@@ -299,9 +299,9 @@ class RunLedger:
             run.cancelled += 1
 
 
-def ended(runs: Iterable[LockedRun]) -> list[str]:
-    """How those of the written runs ended that did."""
-    return [run.state.value for run in runs if run.state in TERMINAL]
+def ended(runs: Iterable[LockedRun]) -> dict[str, str]:
+    """How those of the written runs ended that did, by id."""
+    return {run.workflow_run_id: run.state.value for run in runs if run.state in TERMINAL}
 
 
 def cancel_order(row: asyncpg.Record) -> CancelOrder:

@@ -40,7 +40,7 @@ class StoredEvent:
 
 
 class WatchReads:
-    """The statements behind WatchRun and WatchStepRun; each sees one moment, none holds a transaction between."""
+    """The statements behind the watches; each sees one moment, none holds a transaction between."""
 
     def __init__(self, database: Database, reads: Reads) -> None:
         self._database = database
@@ -61,6 +61,18 @@ class WatchReads:
         if not found:
             raise run_not_found(workflow_run_id)
         return found[0]
+
+    async def settled_runs(self, ids: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Those of the runs that have ended, and those that do not exist."""
+        async with self._database.connection() as connection:
+            rows = await connection.fetch(query("watch_settled_runs"), ids)
+        ended = [row["workflow_run_id"] for row in rows if row["is_known"]]
+        return ended, [row["workflow_run_id"] for row in rows if not row["is_known"]]
+
+    async def lean_runs(self, ids: Sequence[str]) -> list[RunView]:
+        """Those of the runs that exist, in that order, without large payloads."""
+        async with self._database.connection() as connection:
+            return await self._reads.runs(connection, ids, LEAN_BYTES)
 
     async def all_step_ids(self, workflow_run_id: str) -> list[str]:
         """Every step that the run shows, reused ones too, by id."""

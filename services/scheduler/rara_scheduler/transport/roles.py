@@ -29,6 +29,7 @@ _BY_SERVICE: Final[Mapping[str, Mapping[str, frozenset[Role]]]] = {
         "CancelRun": _PEOPLE,
         "RetryRun": _PEOPLE,
         "WatchRun": _PEOPLE,
+        "WatchRuns": _PEOPLE,
         "GetStepRun": _PEOPLE,
         "ListStepRuns": _PEOPLE,
         "WatchStepRun": _PEOPLE,

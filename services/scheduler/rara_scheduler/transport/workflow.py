@@ -18,6 +18,7 @@ from rara_scheduler.domain.run import TERMINAL
 from rara_scheduler.domain.start_command import MAX_BATCH, StartCommand, of_request
 from rara_scheduler.domain.views import RunView, StepView
 from rara_scheduler.pausing import Pausing
+from rara_scheduler.run_ends import RunEnds
 from rara_scheduler.store.database import DataRefused
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.explain import Explainer
@@ -26,7 +27,7 @@ from rara_scheduler.store.reads import LEAN_BYTES, Reads
 from rara_scheduler.store.retry_run import RunRetrier
 from rara_scheduler.store.start import RunStarter
 from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, Tracing
-from rara_scheduler.transport import convert, convert_requests, lineage
+from rara_scheduler.transport import convert, convert_requests, ends, lineage
 from rara_scheduler.transport.operating import OperatorCalls
 from rara_scheduler.transport.page_token import decode_token, invalid_token, page_size
 from rara_scheduler.transport.paging import fit_steps, in_batches, page
@@ -56,6 +57,7 @@ class WorkflowServicer(OperatorCalls):
         reads: Reads,
         lineage_reads: LineageReads,
         watching: Watching,
+        run_ends: RunEnds,
         explainer: Explainer,
         canceller: Canceller,
         pausing: Pausing,
@@ -72,6 +74,7 @@ class WorkflowServicer(OperatorCalls):
         self._reads = reads
         self._lineage = lineage_reads
         self._watching = watching
+        self._run_ends = run_ends
         self._explainer = explainer
         self._canceller = canceller
         self._pausing = pausing
@@ -257,6 +260,21 @@ class WorkflowServicer(OperatorCalls):
         async with aclosing(self._watching.run(run_id, request.after_revision)) as updates:
             async for update in updates:
                 yield _run_update(update)
+
+    @streams
+    async def WatchRuns(
+        self, requests: AsyncIterator[workflow_pb2.WatchRunsRequest], context: Context
+    ) -> AsyncIterator[workflow_pb2.WatchRunsResponse]:
+        with self._run_ends.watch() as watch:
+            intake = asyncio.create_task(ends.take(requests, watch), name="runs to wait for")
+            try:
+                async with aclosing(watch.news()) as news:
+                    async for told in news:
+                        for response in ends.responses(told):
+                            yield response
+            finally:
+                intake.cancel()
+                await asyncio.wait({intake})
 
     # ------------------------------------------------------------ steps
 
