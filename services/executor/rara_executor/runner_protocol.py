@@ -243,8 +243,10 @@ def _several(getter: Any, of: Sequence[str | int]) -> Callable[[Any], tuple[Any,
     if len(of) > 1:
         several: Callable[[Any], tuple[Any, ...]] = getter(*of)
         return several
-    single = [getter(one) for one in of]
-    return lambda given: tuple(get(given) for get in single)
+    if not of:
+        return lambda _: ()
+    single = getter(*of)
+    return lambda given: (single(given),)
 
 
 def _shapes() -> list[_Shape]:
