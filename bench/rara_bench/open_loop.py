@@ -4,13 +4,12 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Final
 
 from rara.v1 import workflow_pb2
 from rara_client import Client
-from rara_client.cursors import RUN_ENDED
 from rara_client.errors import RaraError
 
 from rara_bench.arithmetic import percentile
@@ -65,6 +64,7 @@ class _Load:
         self.unfinished = 0
         self.repeated = 0
         self._client = client
+        self._watch = _Watch(client)
         self._calls = asyncio.Semaphore(CALLS)
         self._until = 0.0
 
@@ -72,6 +72,17 @@ class _Load:
         """Returns when all have ended, or after LIMIT_S."""
         began = time.perf_counter()
         self._until = began + LIMIT_S
+        watching = asyncio.create_task(self._watch.run(), name="watch")
+        try:
+            await self._begin(began, instants)
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+        if not watching.cancelled():
+            watching.result()
+        self.repeated += self._watch.repeated
+
+    async def _begin(self, began: float, instants: list[float]) -> None:
         async with asyncio.TaskGroup() as group:
             while instants:
                 await self._calls.acquire()
@@ -116,13 +127,43 @@ class _Load:
         self.waits_s.append(time.perf_counter() - arrived)
 
     async def _until_ended(self, workflow_run_id: str) -> None:
-        """A scheduler that is asked for too much refuses and cancels calls: then ask again."""
+        if workflow_run_id:
+            await self._watch.until_ended(workflow_run_id)
+        else:  # it was never taken, so it never ends
+            await asyncio.Event().wait()
+
+
+class _Watch:
+    """One stream for all runs of a load."""
+
+    def __init__(self, client: Client) -> None:
+        self.repeated = 0
+        self._client = client
+        self._added: asyncio.Queue[str] = asyncio.Queue()
+        self._ended: dict[str, asyncio.Event] = {}
+
+    async def until_ended(self, workflow_run_id: str) -> None:
+        ended = self._ended[workflow_run_id] = asyncio.Event()
+        self._added.put_nowait(workflow_run_id)
+        try:
+            await ended.wait()
+        finally:
+            self._ended.pop(workflow_run_id, None)
+
+    async def run(self) -> None:
+        """Until cancelled. A scheduler that refuses or cancels the stream is asked again."""
         while True:
             try:
-                async with aclosing(self._client.watch_run(workflow_run_id)) as updates:
-                    async for update in updates:
-                        if update.WhichOneof("update") == "run" and update.run.state in RUN_ENDED:
-                            return
+                async with aclosing(self._client.watch_runs(self._ids())) as ends:
+                    async for end in ends:
+                        if end.run is not None and (ended := self._ended.get(end.workflow_run_id)):
+                            ended.set()
             except RaraError:
                 self.repeated += 1
                 await asyncio.sleep(AGAIN_S)
+
+    async def _ids(self) -> AsyncIterator[str]:
+        for workflow_run_id in list(self._ended):
+            yield workflow_run_id
+        while True:
+            yield await self._added.get()
