@@ -27,8 +27,10 @@ _LONGEST_COMMIT_S = 0.5
 _LEAST_SHORTENED = 50  # items
 # `running` of a short step is soon followed by its end, and progress by more of it, and nobody waits for their commit:
 # so long they stand aside for what else comes of their lease, and the row is written once. A runner that was given some
-# hundred jobs at once takes about as long to answer the last.
+# hundred jobs at once takes about as long to answer the last; where commits are slow, everything is.
 _LINGER_S = 0.05
+_LONGEST_LINGER_S = 0.5
+_LINGER_COMMITS = 2
 _CAN_WAIT = frozenset({EventType.RUNNING, EventType.PROGRESS})
 
 
@@ -73,6 +75,7 @@ class Committer:
         self._arrived = asyncio.Event()
         self._aside: dict[int, _Aside] = {}  # by token, the oldest first
         self._timer: asyncio.TimerHandle | None = None
+        self._linger_s = _LINGER_S
         self._idle = asyncio.Event()
         self._idle.set()
         self._held_up: set[int] = set()  # tokens of which somebody else held the rows when last tried
@@ -128,6 +131,7 @@ class Committer:
             wait_s = _FIRST_WAIT_S
             took_s = self._clock() - began_at
             self._resize(len(taken), took_s)
+            self._linger_s = min(_LONGEST_LINGER_S, max(_LINGER_S, _LINGER_COMMITS * took_s))
             self._metrics.committed(len(taken), took_s)
             self._put_behind([submission for submission in taken if submission.lease_token in result.busy])
             self._held_up -= {reports.lease_token for reports in batch}
@@ -141,14 +145,14 @@ class Committer:
         aside = self._aside.get(submission.lease_token)
         if aside is None:
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self._take_back)
+                self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._take_back)
             aside = self._aside[submission.lease_token] = _Aside(self._clock())
         aside.submissions.append(submission)
 
     def _take_back(self) -> None:
         """Queue what has stood aside for long enough."""
         self._timer = None
-        until = self._clock() - _LINGER_S
+        until = self._clock() - self._linger_s
         for token, aside in list(self._aside.items()):
             if aside.since > until:
                 self._timer = asyncio.get_running_loop().call_later(aside.since - until, self._take_back)

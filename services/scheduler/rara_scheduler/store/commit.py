@@ -37,6 +37,10 @@ from rara_scheduler.store.run_ledger import (
 )
 
 _CONFLICT_RETRIES = 5
+# Events are copied from so many on: one record of WAL for a page of them, and less to encode. Of fewer, the round trip
+# would cost more.
+_COPIED = 32
+_EVENT_COLUMNS = ("granted_on", "step_run_id", "attempt", "sequence", "type", "body")
 
 # What is left of a step whose definition cannot be had: enough to close it.
 _BARE_STEP = StepSpec("", "", "", "", (), None, b"", (), (), {}, {}, RetryPolicy())
@@ -284,8 +288,18 @@ class CommitStore:
             if overruled:
                 await ledger.close(connection, _closed_steps(overruled), ending_step_ids=())
         runs = ledger.settle()
+        events = [
+            (d.lease.granted_on, d.lease.step_run_id, d.lease.attempt, r.sequence, r.type, r.body)
+            for d in changed
+            for r in d.stored
+        ]
+        if len(events) >= _COPIED:
+            await connection.copy_records_to_table(
+                "step_event", schema_name="rara", columns=_EVENT_COLUMNS, records=events
+            )
+            events = []
         row = await connection.fetchrow(
-            query("apply_batch"), *_batch_columns(changed, runs, ledger, specs, self._lease_s)
+            query("apply_batch"), *_batch_columns(changed, events, runs, ledger, specs, self._lease_s)
         )
         if row is None or (row["runs"], row["ended"], row["going_on"]) != (
             len(runs),
@@ -516,17 +530,13 @@ def _transposed(rows: Sequence[tuple[object, ...]]) -> list[Sequence[object]]:
 
 def _batch_columns(
     changed: Sequence[Decision],
+    events: Sequence[tuple[object, ...]],
     runs: Sequence[LockedRun],
     ledger: RunLedger,
     specs: Mapping[int, StepSpec],
     lease_s: float,
 ) -> list[object]:
     """The 44 parameters of `apply_batch`, in its order."""
-    events = [
-        (d.lease.granted_on, d.lease.step_run_id, d.lease.attempt, r.sequence, r.type, r.body)
-        for d in changed
-        for r in d.stored
-    ]
     going_on = []
     ended = []
     for d in changed:
