@@ -22,6 +22,18 @@ select w.workflow_run_id::text, w.definition, w.definition_version, w.state, w.r
                                   select case when l.started_at is null then 'leased' else 'running' end, count(*)
                                     from rara.lease l
                                    where l.workflow_run_id = w.workflow_run_id and w.ended_at is null
+                                     and w.steps_total > 100
+                                   group by 1
+                                  union all
+                                  select case when l.started_at is null then 'leased' else 'running' end, count(*)
+                                    from rara.step_run s -- see watch_run_leases
+                                   cross join lateral (
+                                         select h.started_at
+                                           from rara.lease h
+                                          where h.step_run_id = s.step_run_id
+                                         offset 0) as l
+                                   where s.workflow_run_id = w.workflow_run_id and w.ended_at is null
+                                     and w.steps_total <= 100
                                    group by 1
                                   union all
                                   select 'retryable_failed', count(*)

@@ -192,6 +192,40 @@ async def test_a_look_at_a_run_costs_what_changed_in_it(world: WatchWorld, mode:
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 60
 
 
+@pytest.mark.parametrize("steps", [3, 101])
+async def test_leases_of_a_run_are_found_beside_ten_thousand_of_others(world: WatchWorld, steps: int) -> None:
+    """By step in a run of up to 100 steps, which reads none of the others."""
+    store = world.store
+    await store.define("wide", {f"s{n}": {} for n in range(steps)})
+    run_id = await store.start("wide")
+    grant = await store.lease_one()
+    await store.say(grant, accepted(), running())
+    await store.raw.execute(
+        "insert into rara.lease (step_run_id, workflow_run_id, route_id, lease_token, attempt, failures, free_endings,"
+        " executor_id, released_at, granted_at, granted_on, expires_at, revision)"
+        " select gen_random_uuid(), gen_random_uuid(), 99, 1000000 + n, 1, 0, 0, gen_random_uuid(), now(), now(),"
+        " current_date, now() + interval '1 hour', 1 from generate_series(1, 10000) n"
+    )
+    await store.raw.execute("analyze rara.lease; analyze rara.step_run; analyze rara.workflow_run")
+    watch = WatchReads(store.database, Reads(store.database, store.definitions, silent_after_s=10.0))
+    assert await watch.leased_step_ids(run_id) == [grant.step_run_id]
+    assert await watch.changed_step_ids(run_id, 2) == [grant.step_run_id]
+    assert (await watch.run(run_id)).step_counts == {"pending": steps - 1, "running": 1}
+    for name, given in (
+        ("watch_run_leases", f"'{run_id}'"),
+        ("watch_run_changes", f"'{run_id}', 2"),
+        ("read_runs", f"array['{run_id}']::uuid[], 4096"),
+    ):
+        await store.raw.execute(f"prepare {name} as {query(name)}")
+        explained = await store.raw.fetchval(
+            f"explain (analyze, buffers, timing off, format json) execute {name}({given})"
+        )
+        plan = json.loads(explained)[0]["Plan"]
+        if steps <= 100:
+            assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 60, name
+    await store.raw.execute("delete from rara.lease where route_id = 99")
+
+
 async def test_a_run_that_closes_while_it_is_watched_from_before_sends_every_step_first(
     world: WatchWorld,
 ) -> None:
