@@ -81,6 +81,65 @@ async def test_a_run_that_goes_on_when_the_timeout_ends_is_8(server: ScriptedSer
     )
 
 
+def put_many(server: ScriptedServer, *states: str) -> list[str]:
+    """Runs in these states; their ids."""
+    runs = [
+        workflow_pb2.WorkflowRun(
+            workflow_run_id=f"0198c2a0-0000-7000-8000-00000000010{number}",
+            state=workflow_pb2.WorkflowRunState.Value(f"WORKFLOW_RUN_STATE_{state}"),
+        )
+        for number, state in enumerate(states)
+    ]
+    for run in runs:
+        server.workflow.put_run(run)
+    return [run.workflow_run_id for run in runs]
+
+
+async def test_a_wait_for_several_tells_each_and_ends_with_the_code_of_the_first_that_failed(
+    server: ScriptedServer,
+) -> None:
+    runs = put_many(server, "SUCCEEDED", "CANCELLED", "FAILED")
+    result = await rara("run", "wait", *runs, server=server.address)
+    assert (result.code, result.err) == (11, "")
+    assert result.lines == [
+        f"run {runs[0]} succeeded",
+        f"run {runs[1]} cancelled",
+        f"run {runs[2]} failed",
+    ]
+    assert (await rara("run", "wait", runs[0], runs[0], server=server.address)).code == 0
+    piped = await rara(
+        "run", "wait", "-", "-o", "json", stdin="\n".join(runs).encode(), server=server.address
+    )
+    document = json.loads(piped.out)
+    assert (piped.code, document["exit_code"]) == (11, 11)
+    assert [(one["workflow_run_id"], one["exit_code"]) for one in document["runs"]] == [
+        (runs[0], 0),
+        (runs[1], 11),
+        (runs[2], 10),
+    ]
+    assert document["runs"][2]["run"]["state"] == "failed"
+    assert not server.script.requests("WatchRun")
+
+
+async def test_a_wait_for_several_says_what_does_not_exist_and_what_goes_on(server: ScriptedServer) -> None:
+    runs = put_many(server, "RUNNING", "SUCCEEDED")
+    lines = await rara(
+        "run", "wait", runs[1], OTHER_RUN, runs[0], "-o", "jsonl", "--timeout", "0.3s", server=server.address
+    )
+    assert lines.code == 3
+    assert [json.loads(line)["exit_code"] for line in lines.lines] == [0, 3]
+    going = await rara("run", "wait", *runs, "--timeout", "0.3s", server=server.address)
+    assert (going.code, going.lines) == (8, [f"run {runs[1]} succeeded"])
+    assert going.err == (
+        f"rara: STILL_GOING: 1 of 2 runs have not ended after 0.3 s, and go on (next: rara watch {runs[0]})\n"
+    )
+    table = await rara("run", "wait", runs[1], OTHER_RUN, server=server.address)
+    assert table.lines == [f"run {runs[1]} succeeded", f"run {OTHER_RUN} does not exist"]
+    for arguments in ((*runs, "--latest"), ("-",)):
+        wrong = await rara("run", "wait", *arguments, stdin=b"0198\n", server=server.address)
+        assert (wrong.code, "USAGE" in wrong.err) == (2, True)
+
+
 async def test_a_fault_nobody_foresaw_is_1_and_shows_its_traceback_only_when_asked(
     server: ScriptedServer,
 ) -> None:

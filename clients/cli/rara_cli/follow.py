@@ -12,7 +12,7 @@ from rara_cli import words
 from rara_cli.answers import print_document
 from rara_cli.exits import Exit
 from rara_cli.jsonview import Json, dumps, to_json
-from rara_cli.runlines import RunLines
+from rara_cli.runlines import RunLines, ended_line
 from rara_cli.runview import RunView, exit_of
 from rara_cli.session import Session
 
@@ -113,17 +113,9 @@ async def _conclude(session: Session, client: Client, view: RunView) -> int:
         case "name":
             print(run.workflow_run_id)
         case _:
-            print(_last_line(run), flush=True)
+            print(ended_line(run), flush=True)
     _explain(session, run, failed, code)
     return code
-
-
-def _last_line(run: workflow_pb2.WorkflowRun) -> str:
-    took = ""
-    if run.started_at.seconds and run.ended_at.seconds:
-        seconds = (words.instant(run.ended_at) - words.instant(run.started_at)).total_seconds()
-        took = f" in {words.took_text(seconds)}"
-    return f"run {run.workflow_run_id} {words.run_state(run.state)}{took}"
 
 
 def _explain(

@@ -1,6 +1,8 @@
 """From what a person types to one run or step: whole ids, unique beginnings, RUN/NAME, --latest."""
 
+import asyncio
 import re
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
@@ -44,6 +46,24 @@ async def find_run(client: Client, text: str | None, *, latest: bool = False) ->
     runs = await take(client.list_runs(page_size=_PAGE), _LOOK_AT)
     run = _only(wanted, runs, lambda item: item.workflow_run_id, "run", "rara run list")
     return run.workflow_run_id
+
+
+async def find_runs(client: Client, texts: Sequence[str], *, latest: bool) -> list[str]:
+    """The ids of several runs, each once; `-` stands for whole ids on standard input, one a line."""
+    if latest:
+        raise CommandError(Exit.USAGE, "USAGE", "name RUNs, or --latest", "rara run list")
+    found: dict[str, None] = {}
+    for text in texts:
+        if text == "-":
+            lines = (await asyncio.to_thread(sys.stdin.read)).split()
+            if wrong := [line for line in lines if not _WHOLE_ID.fullmatch(line.lower())]:
+                raise CommandError(
+                    Exit.USAGE, "USAGE", f"{wrong[0][:40]!r} is no whole id", "rara run list -o name"
+                )
+            found.update(dict.fromkeys(line.lower() for line in lines))
+        else:
+            found[await find_run(client, text)] = None
+    return list(found)
 
 
 async def find_pair(client: Client, texts: Sequence[str], *, latest: bool) -> tuple[str, str]:

@@ -47,6 +47,15 @@ class RunLines:
         return "  ".join([words.clean(step.step_name), state, *step_details(step)])
 
 
+def ended_line(run: workflow_pb2.WorkflowRun) -> str:
+    """How a run stands, and how long it took."""
+    took = ""
+    if run.started_at.seconds and run.ended_at.seconds:
+        seconds = (words.instant(run.ended_at) - words.instant(run.started_at)).total_seconds()
+        took = f" in {words.took_text(seconds)}"
+    return f"run {run.workflow_run_id} {words.run_state(run.state)}{took}"
+
+
 def step_details(step: workflow_pb2.StepRun) -> list[str]:
     """What there is to say besides name and state."""
     parts = [f"attempt {step.attempt}"] if step.attempt else []

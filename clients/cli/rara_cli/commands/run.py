@@ -195,17 +195,23 @@ run.add_command(watch, "watch")
 
 
 @run.command()
-@click.argument("run_text", metavar="RUN", required=False)
+@click.argument("run_texts", metavar="RUN...", nargs=-1)
 @click.option("--latest", is_flag=True, help="The run that was created last.")
 @pass_session
-async def wait(session: Session, run_text: str | None, latest: bool) -> int:
-    """Wait until a run has ended; the exit code is as with watch."""
+async def wait(session: Session, run_texts: tuple[str, ...], latest: bool) -> int:
+    """Wait until a run has ended, or several have; the exit code is as with watch.
+
+    Of several it is that of the first named that did not succeed. - reads whole ids from standard input, one a line.
+    """
     from rara_cli.follow import follow_run
-    from rara_cli.lookup import find_run
+    from rara_cli.lookup import find_run, find_runs
+    from rara_cli.waiting import wait_for_runs
 
     async with session.connect() as client:
-        run_id = await find_run(client, run_text, latest=latest)
-        return await follow_run(session, client, run_id, is_silent=True)
+        if len(run_texts) < 2 and run_texts != ("-",):
+            run_id = await find_run(client, run_texts[0] if run_texts else None, latest=latest)
+            return await follow_run(session, client, run_id, is_silent=True)
+        return await wait_for_runs(session, client, await find_runs(client, run_texts, latest=latest))
 
 
 @run.command()
