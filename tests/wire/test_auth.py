@@ -158,6 +158,8 @@ async def test_a_revoked_token_stops_calls_and_streams(world: RunningScheduler) 
             workflow_pb2.WatchRunRequest(workflow_run_id=run_id), metadata=client, timeout=WAIT_S
         )
         assert await watch.read()
+        ends = workflows.WatchRuns(metadata=client, timeout=WAIT_S)
+        await ends.write(workflow_pb2.WatchRunsRequest(workflow_run_ids=[run_id]))
         await executor.connect(world.address, metadata=executor_token)
         await executor.hello([KIND])
         await executor.expect("welcome")
@@ -169,6 +171,7 @@ async def test_a_revoked_token_stops_calls_and_streams(world: RunningScheduler) 
             assert await executor.status() is grpc.StatusCode.UNAUTHENTICATED
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await read_out(watch)
+            assert await ends.code() is grpc.StatusCode.UNAUTHENTICATED
             assert loop.time() - begun < RECHECK_S + 5.0
         fault = from_rpc_error(ended.value)
         assert (fault.status, fault.reason) == ("UNAUTHENTICATED", "CREDENTIAL_INVALID")

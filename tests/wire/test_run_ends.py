@@ -131,20 +131,16 @@ async def test_a_stream_ends_well_when_its_caller_has_closed_and_all_was_told(
     assert [each async for each in nothing] == []
 
 
-@pytest.mark.parametrize(
-    ("ids", "status", "reason", "field", "says"),
-    [
-        ([NOBODY] * 1001, "INVALID_ARGUMENT", "FIELD_INVALID", "workflow_run_ids", "at most 1000 in a message"),
-        ([NOBODY, ""], "INVALID_ARGUMENT", "FIELD_INVALID", "workflow_run_ids[1]", "is empty"),
-        (["x" * 65], "INVALID_ARGUMENT", "FIELD_INVALID", "workflow_run_ids[0]", "at most 64"),
-    ],
-)  # fmt: skip
-async def test_what_cannot_be_waited_for_is_refused(
-    world: RunningScheduler, ids: list[str], status: str, reason: str, field: str, says: str
-) -> None:
-    refused = await ended_by(world, ids)
-    assert (refused.status.name, refused.reason, refused.fields) == (status, reason, [field])
-    assert says in refused.message
+async def test_what_cannot_be_waited_for_is_refused(world: RunningScheduler) -> None:
+    for ids, field, says in (
+        ([NOBODY] * 1001, "workflow_run_ids", "at most 1000 in a message"),
+        ([NOBODY, ""], "workflow_run_ids[1]", "is empty"),
+        (["x" * 65], "workflow_run_ids[0]", "at most 64"),
+    ):
+        refused = await ended_by(world, ids)
+        assert (refused.status, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "FIELD_INVALID")
+        assert refused.fields == [field]
+        assert says in refused.message
 
 
 async def ended_by(world: RunningScheduler, ids: list[str]) -> Any:
