@@ -3,8 +3,8 @@
 -- One ordered, limited probe per route ($1): the planner does not merge the streams of an ANY list. $2: most per
 -- route. ($3, $4): where the last turn stopped, so that dead entries are not walked again under a long transaction.
 -- $8: the version of its kind that these executors run of each route.
--- Rows are removed by their place, and what was taken is told from what was locked: nothing is joined by statistics,
--- which call the table empty where it was when they were made.
+-- Rows are removed by their place: by key, a plan for any number of them reads the whole table. Granted is what was
+-- removed: a row that somebody rewrote since this statement began is locked in its new place, where nothing is removed.
 with candidate as materialized (
     select r.*, q.kind_version
       from unnest($1::int[], $2::int[], $3::timestamptz[], $4::uuid[], $8::text[])
@@ -21,12 +21,14 @@ with candidate as materialized (
            ) r
      order by r.available_at, r.step_run_id
      limit $5::int
+), taken as (
+    delete from rara.ready where ctid = any (array(select place from candidate))
+    returning step_run_id
 ), granted as materialized (
     select c.*, nextval('rara.lease_token_seq') as lease_token,
            ($6::uuid[])[(row_number() over (order by c.available_at, c.step_run_id))::int] as executor_id
       from candidate c
-), taken as (
-    delete from rara.ready where ctid = any (array(select place from candidate))
+     where c.step_run_id = any (array(select step_run_id from taken))
 ), leased as (
     insert into rara.lease (step_run_id, workflow_run_id, route_id, lease_token, attempt, failures, free_endings,
                             executor_id, released_at, deadline, granted_at, granted_on, expires_at, revision,
@@ -90,7 +92,9 @@ select idempotency_key, name, result from rara.effect where idempotency_key = an
 -- waited for: renewals take many rows and no run, so waiting here could deadlock with a cascade.
 -- After a cancel's grace and a heartbeat ($5) a lease is renewed no more.
 with held as materialized (
-    select l.place, l.lease_token, l.cancel_reason, l.cancel_grace, l.cancel_requested_at
+    select l.place, l.lease_token, l.cancel_reason, l.cancel_grace,
+           coalesce(now() < l.cancel_requested_at + l.cancel_grace + make_interval(secs => $5::float8), true)
+               as goes_on
       from unnest($1::uuid[], $2::bigint[], $3::uuid[]) b(step_run_id, lease_token, executor_id)
      cross join lateral (
            select h.ctid as place, h.lease_token, h.cancel_reason, h.cancel_grace, h.cancel_requested_at
@@ -103,13 +107,14 @@ with held as materialized (
 ), renewed as (
     update rara.lease l
        set expires_at = greatest(l.expires_at, now() + make_interval(secs => $4::float8))
-     where l.ctid = any (array(
-               select h.place
-                 from held h
-                where h.cancel_requested_at is null
-                   or now() < h.cancel_requested_at + h.cancel_grace + make_interval(secs => $5::float8)))
+     where l.ctid = any (array(select h.place from held h where h.goes_on))
+    returning l.lease_token
 )
-select lease_token, cancel_reason, extract(epoch from cancel_grace)::float8 as cancel_grace_s from held;
+-- A row that was rewritten since this statement began is locked in its new place, where nothing is renewed: it is left
+-- out, like one that a committer holds.
+select h.lease_token, h.cancel_reason, extract(epoch from h.cancel_grace)::float8 as cancel_grace_s
+  from held h
+ where not h.goes_on or h.lease_token = any (array(select lease_token from renewed));
 
 -- name: renew_held_lease
 -- Renew one lease (step $1, token $2, executor $3) that a committer holds: wait for it, holding nothing else. No row:

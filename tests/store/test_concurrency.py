@@ -19,6 +19,7 @@ from rara_scheduler.store.database import LockTimeout
 from rara_scheduler.store.leases import Grant, LeaseStore
 from rara_scheduler.store.sweeps import BEFORE_ALL
 from support.store_world import (
+    LEASE_S,
     NIL,
     StoreWorld,
     accepted,
@@ -26,6 +27,7 @@ from support.store_world import (
     ending,
     failed,
     new_id,
+    progress,
     reports,
     running,
     store_world,
@@ -348,3 +350,71 @@ async def test_a_commit_waits_for_the_run_and_not_for_other_runs(
         assert await world.run_state(locked) == "succeeded"
     finally:
         await side.close()
+
+
+async def test_a_ready_row_that_is_rewritten_while_it_is_leased_is_not_both(worlds: list[StoreWorld]) -> None:
+    """A statement that waited for nobody locks a row in a place where it was not when the statement began."""
+    first, second = worlds
+    await first.define("wide", {f"s{n}": {"schedule_timeout": {"seconds": 600}} for n in range(STEPS)})
+    (route,) = [route.route_id for route in await first.definitions.routes_after(0)]
+    for _ in range(20):
+        await first.raw.execute("truncate rara.ready, rara.lease")
+        await first.start("wide")
+
+        async def rewrite() -> None:
+            await asyncio.sleep(random.random() * 0.01)
+            for _ in range(4):
+                await second.raw.execute(
+                    "update rara.ready set schedule_deadline = schedule_deadline + interval '1 s'"
+                )
+
+        async def grant() -> None:
+            for _ in range(20):
+                await first.leases.grant([(route, 20, BEFORE_ALL, "1.0.0")], [new_id()] * 20)
+
+        await asyncio.gather(rewrite(), grant())
+        counts = await first.raw.fetchrow(
+            "select (select count(*) from rara.lease) as leased, (select count(*) from rara.ready) as ready,"
+            " (select count(*) from rara.ready join rara.lease using (step_run_id)) as twice"
+        )
+        assert counts is not None
+        assert (counts["leased"] + counts["ready"], counts["twice"]) == (STEPS, 0)
+    # What check_history looks at was cut off above.
+    await first.raw.execute("truncate rara.ready, rara.lease, rara.workflow_run cascade")
+
+
+async def test_what_is_said_to_be_renewed_was(worlds: list[StoreWorld]) -> None:
+    first, second = worlds
+    await first.define("wide", {f"s{n}": {} for n in range(STEPS)})
+    await first.start("wide")
+    held = await first.lease(STEPS)
+    await first.commits.commit([reports(g, accepted(), running(), executor_id=g.executor_id) for g in held])
+    sequence = itertools.count(3)
+    is_over = False
+
+    async def write() -> None:
+        while not is_over:
+            number = next(sequence)
+            for part in (held[:250], held[250:]):
+                await second.commits.commit(
+                    [reports(g, progress(number), executor_id=g.executor_id) for g in part]
+                )
+
+    writer = asyncio.create_task(write())
+    beats = [(g.step_run_id, g.lease_token, g.executor_id) for g in held]
+    told = 0
+    for _ in range(40):
+        began = await first.raw.fetchval("select clock_timestamp()")
+        renewed, lost, busy = await first.leases.renew(beats)
+        assert not lost
+        assert len(renewed) + len(busy) == STEPS
+        told += len(renewed)
+        short = await first.raw.fetch(
+            "select lease_token from rara.lease where expires_at < $1::timestamptz + make_interval(secs => $2)",
+            began,
+            LEASE_S,
+        )
+        assert not {row["lease_token"] for row in short} & set(renewed)
+    is_over = True
+    await writer
+    assert told > STEPS
