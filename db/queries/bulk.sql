@@ -3,8 +3,9 @@
 
 -- name: unsuccessful_runs
 -- Closed runs without success that were never retried. Behind ($1 ended_at, $2 id) and not later than $3, $4 of them
--- at a time, $5 given. Filters, each null for any: $6 definition, $7 version, $8 states, $9 reasons, $10 kind of the
--- step that failed, $11 labels, ($12, $13) created, $14 ended before.
+-- at a time, $5 given. Filters, each null for any: $6 definition, $7 version, $8 states, $9 codes (the reason of the
+-- step that failed, the code of its last error, or the reason of the cancel), $10 kind of the step that failed,
+-- $11 labels, ($12, $13) created, $14 ended before.
 with walked as materialized (
     (select w.*
        from rara.workflow_run w
@@ -25,7 +26,7 @@ with walked as materialized (
     select w.workflow_run_id as id, w.ended_at as at
       from walked w
       left join lateral (
-           select x.reason, q.kind
+           select x.reason, x.error, q.kind
              from rara.result x
              join rara.step_run s on s.step_run_id = x.step_run_id
              join rara.route q on q.route_id = s.route_id
@@ -35,7 +36,7 @@ with walked as materialized (
      where w.state in ('failed', 'cancelled')
        and ($7::int is null or w.definition_version = $7)
        and ($8::text[] is null or w.state = any ($8))
-       and ($9::text[] is null or coalesce(f.reason, w.cancel_reason) = any ($9))
+       and ($9::text[] is null or coalesce(f.reason, w.cancel_reason) = any ($9) or f.error ->> 'code' = any ($9))
        and ($10::text is null or f.kind = $10)
        and ($11::jsonb is null or w.labels @> $11)
        and ($12::timestamptz is null or w.created_at >= $12)

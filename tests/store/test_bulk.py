@@ -14,6 +14,7 @@ from rara_scheduler.domain.bulk import Outcome, RunSelection, StepSelection
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.store.bulk import BulkStore, Place
 from rara_scheduler.store.queries import query
+from rara_scheduler.store.reads import Reads
 from rara_scheduler.store.retry_run import RunRetrier
 from support.store_world import StoreWorld, accepted, failed, running, store_world
 
@@ -104,6 +105,28 @@ async def test_a_filter_means_what_holds_of_a_run_and_of_the_step_that_failed(wo
         (replace(DAY, created_from=(await world.run(second))["created_at"]), [second, cancelled]),
     ):
         assert await sample(world, wanted) == expected, wanted
+
+
+async def test_a_run_whose_budget_is_spent_is_found_by_its_reason_and_by_the_code_that_is_shown(
+    world: StoreWorld,
+) -> None:
+    await world.define("twice", {"a": {"retry": {"max_attempts": 2}}})
+    run_id = await world.start("twice")
+    for _ in range(2):
+        await world.make_due()
+        (grant,) = await world.lease()
+        await world.report(grant, accepted(1), running(2), failed(3, "HANDLER_FAILED"))
+    assert await world.steps(run_id) == {"a": ("terminal_failed", "ATTEMPTS_EXHAUSTED")}
+    (shown,) = await Reads(world.database, world.definitions, silent_after_s=1.0).lean_runs([run_id])
+    assert shown.error is not None
+    assert shown.error.code == "HANDLER_FAILED"
+    for codes, expected in (
+        (("HANDLER_FAILED",), [run_id]),
+        (("ATTEMPTS_EXHAUSTED",), [run_id]),
+        (("BAD_DATA", "HANDLER_FAILED"), [run_id]),
+        (("BAD_DATA",), []),
+    ):
+        assert await sample(world, RunSelection(reasons=codes)) == expected, codes
 
 
 async def test_each_run_is_retried_once_whoever_asks_and_however_often(world: StoreWorld) -> None:

@@ -4981,7 +4981,8 @@ type RunFilter struct {
 	DefinitionVersion int32 `protobuf:"varint,2,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
 	// In one of these. Empty: in any that the call can act on.
 	States []WorkflowRunState `protobuf:"varint,3,rep,packed,name=states,proto3,enum=rara.v1.WorkflowRunState" json:"states,omitempty"`
-	// With one of these codes as the reason of the step that made the run fail, or of its cancel; at most 20. Empty: any.
+	// With one of these codes as the reason of the step that made the run fail (ATTEMPTS_EXHAUSTED) or as the code of its
+	// last error (as WorkflowRun.error has it), or as the reason of the run's cancel; at most 20. Empty: any.
 	Reasons []string `protobuf:"bytes,4,rep,name=reasons,proto3" json:"reasons,omitempty"`
 	// The kind of the step that made the run fail. Empty: any.
 	Kind string `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`

@@ -2695,7 +2695,9 @@ class RunFilter(_message.Message):
 
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """With one of these codes as the reason of the step that made the run fail, or of its cancel; at most 20. Empty: any."""
+        """With one of these codes as the reason of the step that made the run fail (ATTEMPTS_EXHAUSTED) or as the code of its
+        last error (as WorkflowRun.error has it), or as the reason of the run's cancel; at most 20. Empty: any.
+        """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
