@@ -581,3 +581,27 @@ async def test_a_retry_beside_the_failure_that_cancels_the_run_is_cancelled_too(
     }
     assert await world.run_state(run_id) == "failed"
     assert (await world.step(grants["b"].step_run_id))["failures"] == 0
+
+
+async def test_rows_that_contradict_each_other_hold_up_no_neighbour(database_url: str) -> None:
+    """As a bug would leave them: a step that has ended is leased once more, and closes a run that is closed."""
+    async with store_world(database_url, check_history=False) as world:
+        await world.define("one", {"a": {}})
+        ended, other = await world.start("one"), await world.start("one")
+        kept = await world.raw.fetchrow("select * from rara.ready where workflow_run_id = $1::uuid", ended)
+        assert kept is not None
+        grants = {grant.workflow_run_id: grant for grant in await world.lease(2)}
+        await world.run_to_success(grants[ended])
+        columns = ", ".join(kept.keys())
+        places = ", ".join(f"${n}" for n in range(1, len(kept) + 1))
+        await world.raw.execute(f"insert into rara.ready ({columns}) values ({places})", *kept.values())
+        poison = await world.lease_one()
+        result = await world.commit(
+            [
+                reports(g, accepted(), running(), succeeded(3), executor_id=g.executor_id)
+                for g in (poison, grants[other])
+            ]
+        )
+        assert result.late[poison.lease_token].lost == (1, 2, 3)
+        assert result.decisions[grants[other].lease_token].last_sequence == 3
+        assert (await world.run_state(ended), await world.run_state(other)) == ("succeeded", "succeeded")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
+import structlog
 
 from rara_scheduler.domain.attempt import (
     AttemptEnding,
@@ -21,13 +22,14 @@ from rara_scheduler.domain.attempt import (
 from rara_scheduler.domain.definition import StepSpec
 from rara_scheduler.domain.errors import Code, StepError
 from rara_scheduler.domain.retry import RetryPolicy
-from rara_scheduler.domain.step import StepState
+from rara_scheduler.domain.step import IllegalTransition, StepState
 from rara_scheduler.store.database import Conflict, Connection, Database, DataRefused, Lane
 from rara_scheduler.store.inputs import load_input_artifacts
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.run_ledger import (
     CancelOrder,
     ClosedStep,
+    Inconsistent,
     LockedRun,
     RunLedger,
     Specs,
@@ -35,6 +37,8 @@ from rara_scheduler.store.run_ledger import (
     ended,
     locked_run,
 )
+
+log = structlog.get_logger(__name__)
 
 _CONFLICT_RETRIES = 5
 # Events are copied from so many on: one record of WAL for a page of them, and less to encode. Of fewer, the round trip
@@ -137,21 +141,27 @@ class CommitStore:
         """Commit reports about many leases in one transaction; each lease at most once in `batch`.
 
         skip_locked: for sweeps; leases or runs that somebody is at work on are left out of the result.
-        Data that cannot be stored fails its own job alone. Raises StoreUnavailable or PoolTimeout, after which
+        Data that cannot be stored fails its own job alone, and a lease whose rows contradict each other is left as it
+        is, told lost and logged: neither holds up its neighbours. Raises StoreUnavailable or PoolTimeout, after which
         nothing is stored, and Conflict when conflicts do not end.
         """
         if not batch:
             return BatchResult()
         try:
             return await self._commit_repeating(batch, skip_locked=skip_locked)
-        except DataRefused as error:
+        except (DataRefused, IllegalTransition, Inconsistent) as error:
             if len(batch) > 1:
                 # Neighbours never suffer: halve down to the culprit.
                 middle = len(batch) // 2
                 result = await self.commit(batch[:middle], skip_locked=skip_locked)
                 result.merge(await self.commit(batch[middle:], skip_locked=skip_locked))
                 return result
-            return await self._fail_unstorable(batch[0], error, skip_locked=skip_locked)
+            if not isinstance(error, DataRefused):
+                return _left_alone(batch[0], error)
+            try:
+                return await self._fail_unstorable(batch[0], error, skip_locked=skip_locked)
+            except (DataRefused, IllegalTransition, Inconsistent) as again:
+                return _left_alone(batch[0], again)
 
     async def _fail_unstorable(
         self, reports: LeaseReports, error: DataRefused, *, skip_locked: bool
@@ -306,7 +316,7 @@ class CommitStore:
             len(ending),
             len(changed) - len(ending),
         ):
-            raise RuntimeError("a locked row changed under its lock")
+            raise Inconsistent("a locked row changed under its lock")
         await self._record(connection, changed, specs)
         if ending:
             result.made_ready = await self._release(connection, ledger, ending)
@@ -451,6 +461,18 @@ class CommitStore:
             query("release_dependants"), *_transposed([candidates[key] for key in sorted(candidates)])
         )
         return bool(rows)
+
+
+def _left_alone(reports: LeaseReports, error: Exception) -> BatchResult:
+    log.error(
+        "commit.inconsistent",
+        workflow_run_id=reports.workflow_run_id,
+        step_run_id=reports.step_run_id,
+        lease_token=reports.lease_token,
+        error=str(error),
+    )
+    lost = tuple(item.sequence for item in reports.items if isinstance(item, Report))
+    return BatchResult(late={reports.lease_token: Late((), lost)})
 
 
 def _refuse_all(decision: Decision, reports: LeaseReports, error: StepError) -> None:

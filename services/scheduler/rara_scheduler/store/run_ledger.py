@@ -22,6 +22,10 @@ class Specs(Protocol):
     def cached(self, definition: str, version: int) -> DefinitionSpec | None: ...
 
 
+class Inconsistent(Exception):
+    """Rows contradict each other, which no code of ours should have let happen. The transaction had no effect."""
+
+
 class SpecsMissing(Exception):
     """A transaction met definitions that are not in memory. It had no effect yet."""
 
@@ -275,7 +279,7 @@ class RunLedger:
                 [r.new_cancel_reason for r in runs],
             )
             if len(rows) != len(runs):  # cannot be while we hold their locks
-                raise RuntimeError("a locked run changed under its lock")
+                raise Inconsistent("a locked run changed under its lock")
         return runs
 
     def _count_rows(self, rows: Iterable[asyncpg.Record]) -> None:
