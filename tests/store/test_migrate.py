@@ -184,6 +184,30 @@ async def test_a_database_newer_than_the_code_is_refused(empty_database_url: str
     assert await fetch(empty_database_url, "select to_regclass('more')") == [(None,)]
 
 
+async def test_an_index_whose_build_gave_up_is_built_anew(empty_database_url: str, folder: Path) -> None:
+    write(folder, "0004_shelf", "create table rara.shelf (title text);")
+    await migrate(empty_database_url, directory=folder)
+    write(
+        folder,
+        "0005_shelf_title",
+        "create index concurrently if not exists shelf_title on rara.shelf (title);",
+        options=" transaction:false",
+    )
+    writer = await asyncpg.connect(empty_database_url)
+    try:
+        async with writer.transaction():
+            await writer.execute("insert into rara.shelf values ('a')")
+            with pytest.raises(MigrationLocked, match="migrate again"):
+                await migrate(empty_database_url, directory=folder, wait_s=0.5)
+    finally:
+        await writer.close()
+    valid = "select indisvalid from pg_index where indexrelid = 'rara.shelf_title'::regclass"
+    assert await fetch(empty_database_url, valid) == [(False,)]
+    (applied,) = await migrate(empty_database_url, directory=folder)
+    assert applied.version == "0005"
+    assert await fetch(empty_database_url, valid) == [(True,)]
+
+
 @pytest.mark.parametrize(("compatible_from", "works"), [("0002", True), ("0001", True), ("0003", False)])
 async def test_older_code_works_on_where_a_migration_says_from_which_one(
     empty_database_url: str, folder: Path, compatible_from: str, works: bool

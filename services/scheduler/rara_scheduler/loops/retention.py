@@ -49,17 +49,17 @@ class Pruner:
         self._history = history
         self._retention = retention
         self._days_ahead = days_ahead
-        self._keep_days = keep_days
+        self.keep_days = keep_days
         self._clock = clock
 
     async def prune(self) -> Pruned:
         """Do all that is to be done now. Raises Fault, Conflict, DataRefused."""
         created = await self._history.create_partitions(self._days_ahead)
-        if self._keep_days is None:
+        if self.keep_days is None:
             return Pruned(created=tuple(created))
-        runs, steps, left = await self._remove_runs(self._keep_days)
+        runs, steps, left = await self._remove_runs(self.keep_days)
         dropped = []
-        while gone := await self._retention.drop_partition(self._keep_days):
+        while gone := await self._retention.drop_partition(self.keep_days):
             dropped.append(gone)
         return Pruned(runs, steps, tuple(created), tuple(dropped), left)
 
@@ -112,7 +112,7 @@ class RetentionLoop:
             wait_s = self._every_s
             try:
                 pruned = await self._pruner.prune()
-                _log(pruned)
+                _log(pruned, self._pruner.keep_days)
                 if pruned.left is not None:
                     raise pruned.left[1]
                 await self._retention.succeeded()
@@ -126,11 +126,12 @@ class RetentionLoop:
             await asyncio.sleep(wait_s)
 
 
-def _log(pruned: Pruned) -> None:
+def _log(pruned: Pruned, keep_days: int | None) -> None:
     for name in pruned.created:
         log.info("history.partition_created", partition=name)
     for name in pruned.dropped:
         log.info("history.partition_dropped", partition=name)
     if pruned.left is not None:
         log.warning("retention.run_left", workflow_run_id=pruned.left[0], error=str(pruned.left[1]))
-    log.info("retention.done", runs=pruned.runs, steps=pruned.steps, partitions=len(pruned.dropped))
+    if keep_days is not None:
+        log.info("retention.done", runs=pruned.runs, steps=pruned.steps, partitions=len(pruned.dropped))

@@ -91,7 +91,7 @@ class MigrationLocked(MigrationError):
     code = "SCHEMA_LOCKED"
 
     def __init__(self, what: str, wait_s: float) -> None:
-        super().__init__(f"{what} for {wait_s:g} s: gave up, nothing was left half done")
+        super().__init__(f"{what} for {wait_s:g} s: gave up; migrate again, and it goes on from there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +312,7 @@ async def _apply(
         # so it may use the whole wait, once.
         await connection.execute(f"set lock_timeout = {int(wait_s * 1000)}")
         try:
+            await _drop_unfinished(connection, migration)
             await connection.execute(migration.sql, timeout=MIGRATION_TIMEOUT_S)
         except asyncpg.LockNotAvailableError as error:
             raise MigrationLocked(f"migration {migration.version} waited for a lock", wait_s) from error
@@ -332,6 +333,19 @@ async def _apply(
             if loop.time() + LOCK_RETRY_S > deadline:
                 raise MigrationLocked(f"migration {migration.version} waited for a lock", wait_s) from error
             await asyncio.sleep(LOCK_RETRY_S)
+
+
+async def _drop_unfinished(connection: "asyncpg.Connection[asyncpg.Record]", migration: Migration) -> None:
+    """An index whose build gave up or was cut stays, invalid, and `if not exists` would take it for done."""
+    rows = await connection.fetch(
+        "select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid"
+        " where not i.indisvalid and c.relnamespace = to_regnamespace('rara')"
+    )
+    for row in rows:
+        if re.search(rf"\b{re.escape(row['relname'])}\b", migration.sql):
+            await connection.execute(
+                f'drop index concurrently rara."{row["relname"]}"', timeout=MIGRATION_TIMEOUT_S
+            )
 
 
 async def _record(connection: "asyncpg.Connection[asyncpg.Record]", migration: Migration) -> None:
