@@ -41,7 +41,10 @@ class ContainerPostgres:
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         from testcontainers.community.postgres import PostgresContainer
+        from testcontainers.core.config import testcontainers_config
 
+        # Its reaper is one more image to pull, and has to reach the engine's socket. We stop what we start.
+        testcontainers_config.ryuk_disabled = True
         self._port = free_port()
         arguments = [word for name, value in (settings or {}).items() for word in ("-c", f"{name}={value}")]
         made = PostgresContainer(IMAGE, username=USER, password=PASSWORD, dbname="postgres", driver=None)

@@ -109,7 +109,9 @@ def shown(section: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("target", ["demo", "demo-crash"])
 def test_make_runs_the_demo(target: str) -> None:
-    made = subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True, text=True)
+    made = subprocess.run(
+        ["make", "--no-print-directory", "-n", target], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     command = ".venv/bin/rara dev demo" + (" --crash" if target == "demo-crash" else "")
     assert made.stdout.splitlines()[-1] == command
 
