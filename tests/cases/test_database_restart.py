@@ -27,7 +27,7 @@ LONG_S = LEASE_S + 1.0
 START_S = 0.7  # of PostgreSQL
 SETTINGS = {"RARA_LEASE_S": str(LEASE_S), "RARA_SILENCE_S": "3"}
 FIFTY = Shape(
-    "fifty",
+    "chaos-fifty",
     {f"s{number:02d}": Step("chaos.slow" if number < 10 else "chaos.work") for number in range(50)},
     on_failure="continue",
 )
