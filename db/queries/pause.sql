@@ -107,24 +107,47 @@ update rara.ready r
  where r.ctid = any (array(select place from back))
 returning r.step_run_id::text;
 
+-- name: routes_of_kind
+-- From the table: a scheduler may not have loaded them all yet.
+select route_id from rara.route where kind = $1 order by route_id;
+
 -- name: restart_waits
 -- Of up to $5 ready steps of the route $1 behind ($2 available_at, $3 step) the wait for a capable executor begins
--- anew, unless it began after $4: the kind was paused until then.
+-- anew at $4, when the kind was resumed, unless it ends later already. Rows that somebody holds are left, and counted:
+-- whoever holds them does not wait for us, nor we for them. Each is looked up by its key, locked, and written by its
+-- place, which stays as long as the lock.
 with walked as materialized (
-    select r.ctid as place, r.available_at, r.step_run_id, r.schedule_deadline
+    select r.available_at, r.step_run_id, r.schedule_deadline
       from rara.ready r
      where r.route_id = $1::int and (r.available_at, r.step_run_id) > ($2::timestamptz, $3::uuid)
      order by r.available_at, r.step_run_id
      limit $5::int
+), due as materialized (
+    select w.step_run_id
+      from walked w
+     cross join lateral (
+           select s.schedule_timeout from rara.step_run s where s.step_run_id = w.step_run_id offset 0
+           ) s
+     where w.available_at < $4::timestamptz and w.schedule_deadline < $4::timestamptz + s.schedule_timeout
+     order by w.step_run_id
+), found as materialized (
+    select f.place
+      from due d
+     cross join lateral (
+           select r.ctid as place
+             from rara.ready r
+            where r.step_run_id = d.step_run_id and r.route_id = $1::int
+              for update skip locked
+           ) f
 ), renewed as (
     update rara.ready r
        set schedule_deadline = $4::timestamptz
                                + (select s.schedule_timeout from rara.step_run s where s.step_run_id = r.step_run_id)
-     where r.ctid = any (array(select place from walked where schedule_deadline is not null))
-       and r.available_at < $4::timestamptz
+     where r.ctid = any (array(select place from found))
     returning r.step_run_id
 )
-select (select count(*) from walked)::int as walked, l.available_at, l.step_run_id
+select (select count(*) from walked)::int as walked, (select count(*) from renewed)::int as renewed,
+       (select count(*) from due)::int - (select count(*) from renewed)::int as left_out, l.available_at, l.step_run_id
   from (select) one
   left join (select * from walked order by available_at desc, step_run_id desc limit 1) l on true;
 

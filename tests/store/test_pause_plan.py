@@ -105,6 +105,25 @@ async def test_a_look_reads_its_page_alone(world: StoreWorld, mode: str, ready: 
     assert read_buffers(plan) < 1000 * 60
 
 
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+async def test_a_page_of_waits_that_begin_anew_reads_its_page_alone(world: StoreWorld, mode: str) -> None:
+    await free_behind(world)
+    await fill(world, 1, 5000)
+    await world.raw.execute(
+        "insert into rara.step_run"
+        " (step_run_id, workflow_run_id, step_name, route_id, idempotency_key, schedule_timeout)"
+        " select step_run_id, workflow_run_id, step_run_id::text, 1, step_run_id::text, '1 hour' from rara.ready"
+        " on conflict do nothing"
+    )
+    await world.raw.execute("update rara.ready set schedule_deadline = now()")
+    await world.raw.execute("analyze rara.ready")
+    await world.raw.execute("analyze rara.step_run")
+    plan = await explain(world.raw, "restart_waits", f"1, '1970-01-01', {NIL}, now(), 1000", mode=mode)
+    big = [node for node in nodes(plan) if node.get("Relation Name") in ("ready", "step_run")]
+    assert max(n["Actual Rows"] * n["Actual Loops"] for n in big) == 1000
+    assert read_buffers(plan) < 1000 * 60
+
+
 async def test_what_is_paused_in_front_steps_aside_page_by_page(world: StoreWorld) -> None:
     free = await free_behind(world)
     await fill(world, 1, 5000)

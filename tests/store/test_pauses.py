@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 
 import pytest
 import pytest_asyncio
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.pause import Target
+from rara_scheduler.loops.pauses import PauseLoop
+from rara_scheduler.pauses import Pauses
 from rara_scheduler.store.leases import Grant, HeldInFront
-from rara_scheduler.store.pauses import FRONT, PauseStore
+from rara_scheduler.store.pauses import FRONT, PauseStore, Restarted, front_of
 from rara_scheduler.store.sweeps import BEFORE_ALL
 from rara_scheduler.store.telemetry import TelemetryStore
 from support.store_world import StoreWorld, accepted, failed, new_id, running, store_world
@@ -158,16 +161,72 @@ async def test_a_resumed_kind_waits_anew_for_an_executor(world: StoreWorld, stor
     await world.define("slow", {"a": {"kind": "slow.do", "schedule_timeout": {"seconds": 300}}})
     await world.start("slow")
     await world.raw.execute("update rara.ready set schedule_deadline = now() - interval '1 hour'")
-    (route,) = [r for r in await world.definitions.routes_after(0) if r.kind == "slow.do"]
+    (route_id,) = await store.routes_of("slow.do")
     await store.pause(Target(kind="slow.do"), reason="", paused_by="")
-    ended = await store.resume(Target(kind="slow.do"))
+    resumed_at = await resumed(store, Target(kind="slow.do"))
+    for renewed in (1, 0):
+        assert await store.restart_waits(route_id, front_of(route_id), resumed_at, 10) == Restarted(
+            renewed, 0, None
+        )
+    assert await wait_of_a_step(world) == resumed_at + timedelta(seconds=300)
+    await world.raw.execute("update rara.ready set schedule_deadline = schedule_deadline + interval '1 s'")
+    await store.restart_waits(route_id, front_of(route_id), resumed_at, 10)
+    assert await wait_of_a_step(world) == resumed_at + timedelta(seconds=301)  # no wait is cut short
+
+
+async def resumed(store: PauseStore, target: Target) -> datetime:
+    ended = await store.resume(target)
     assert ended is not None
     assert ended.resumed_at is not None
-    assert (
-        await store.restart_waits(route.route_id, (route.route_id, *BEFORE_ALL), ended.resumed_at, 10) is None
+    return ended.resumed_at
+
+
+async def wait_of_a_step(world: StoreWorld) -> datetime:
+    until: datetime = await world.raw.fetchval("select schedule_deadline from rara.ready")
+    return until
+
+
+def pause_loop(store: PauseStore, wakes: list[None]) -> PauseLoop:
+    """Of a scheduler that has just started: it knows of no route and of no pause yet."""
+    return PauseLoop(store, Pauses(stale_s=60.0), every_s=1.0, wake_dispatch=lambda: wakes.append(None))
+
+
+async def test_a_scheduler_that_has_just_started_restarts_the_waits_of_a_resumed_kind(
+    world: StoreWorld, store: PauseStore
+) -> None:
+    await world.define("slow", {"a": {"kind": "slow.do", "schedule_timeout": {"seconds": 300}}})
+    await world.start("slow")
+    await store.pause(Target(kind="slow.do"), reason="", paused_by="")
+    await world.raw.execute("update rara.ready set schedule_deadline = now() - interval '1 s'")
+    resumed_at = await resumed(store, Target(kind="slow.do"))
+    wakes: list[None] = []
+    await pause_loop(store, wakes).turn()
+    assert await wait_of_a_step(world) == resumed_at + timedelta(seconds=300)
+    assert wakes
+    assert await store.all() == []
+
+
+async def test_waits_of_steps_that_somebody_holds_are_restarted_later_without_waiting_for_them(
+    world: StoreWorld, store: PauseStore
+) -> None:
+    await world.define(
+        "slow", {name: {"kind": "slow.do", "schedule_timeout": {"seconds": 300}} for name in "ab"}
     )
-    deadline = await world.raw.fetchval("select schedule_deadline from rara.ready")
-    assert (deadline - ended.resumed_at).total_seconds() == 300
+    await world.start("slow")
+    await store.pause(Target(kind="slow.do"), reason="", paused_by="")
+    resumed_at = await resumed(store, Target(kind="slow.do"))
+    (route_id,) = await store.routes_of("slow.do")
+    loop = pause_loop(store, [])
+    async with world.database.transaction() as connection:
+        await connection.fetch("select from rara.ready order by step_run_id limit 1 for update")
+        done = await store.restart_waits(route_id, front_of(route_id), resumed_at, 10)
+        assert (done.renewed, done.left_out) == (1, 1)
+        assert not await loop.turn()
+        assert [pause.target.kind for pause in await store.all()] == ["slow.do"]
+    assert not await loop.turn()
+    untils = await world.raw.fetch("select distinct schedule_deadline from rara.ready")
+    assert [row["schedule_deadline"] for row in untils] == [resumed_at + timedelta(seconds=300)]
+    assert await store.all() == []
 
 
 async def test_a_resume_waits_for_a_look_under_way_and_nothing_steps_aside_after_it(

@@ -140,7 +140,7 @@ class Scheduler:
         self._pauses = Pauses(stale_s=max(_LEAST_STALE_S, _STALE_SWEEPS * s.sweep_s))
         pause_store = PauseStore(self._database)
         self._pause_loop = PauseLoop(
-            pause_store, self._pauses, routes, every_s=s.sweep_s, wake_dispatch=self._look_from_front
+            pause_store, self._pauses, every_s=s.sweep_s, wake_dispatch=self._look_from_front
         )
         leases = LeaseStore(self._database, lease_s=s.lease_s, heartbeat_s=s.heartbeat_s)
         session_store = SessionStore(self._database)

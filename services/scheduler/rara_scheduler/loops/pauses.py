@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.domain.pause import Pause
-from rara_scheduler.loops.dispatch import RouteTable
 from rara_scheduler.pauses import Pauses
 from rara_scheduler.store.database import Conflict, DataRefused, Lane
 from rara_scheduler.store.pauses import FRONT, PauseStore, Place, front_of
@@ -17,6 +17,14 @@ from rara_scheduler.store.pauses import FRONT, PauseStore, Place, front_of
 log = structlog.get_logger(__name__)
 
 _PAGE: Final = 1000  # steps in one transaction: some 20 ms
+
+
+@dataclass(slots=True)
+class _Restart:
+    """How far the waits of a kind were restarted, by route, and how many steps somebody else held."""
+
+    places: dict[int, Place]
+    left_out: int = 0
 
 
 class PauseLoop:
@@ -32,7 +40,6 @@ class PauseLoop:
         self,
         store: PauseStore,
         pauses: Pauses,
-        routes: RouteTable,
         *,
         every_s: float,
         wake_dispatch: Callable[[], None],
@@ -40,16 +47,13 @@ class PauseLoop:
     ) -> None:
         self._store = store
         self._pauses = pauses
-        self._routes = routes
         self._every_s = every_s
         self._wake_dispatch = wake_dispatch
         self._clock = clock
         self._wake = asyncio.Event()
         self._place = FRONT
         self._is_urgent = False  # a pause is new: what is ready now was not walked through yet
-        self._restarts: dict[
-            int, dict[int, Place]
-        ] = {}  # by pause, then by route: how far waits were restarted
+        self._restarts: dict[int, _Restart] = {}  # by pause
 
     def wake(self) -> None:
         """Something may have been paused or resumed."""
@@ -113,8 +117,12 @@ class PauseLoop:
     async def _undo(self, pause: Pause) -> bool:
         """Put back a page of what a pause that is over held; forget it when that was all. Whether there is more."""
         if pause.target.definition is None:
-            if await self._restart_waits(pause):
+            restart = await self._restart_waits(pause)
+            if restart.places:
                 return True
+            if restart.left_out:  # somebody held them; the next turn looks at all again
+                del self._restarts[pause.pause_id]
+                return False
         elif released := await self._store.release(pause.pause_id, _PAGE):
             self._wake_dispatch()
             if released == _PAGE:
@@ -124,18 +132,22 @@ class PauseLoop:
         self._restarts.pop(pause.pause_id, None)
         return False
 
-    async def _restart_waits(self, pause: Pause) -> bool:
-        """Of a page of steps of a kind that was paused, the wait for an executor begins anew. Whether there is more."""
+    async def _restart_waits(self, pause: Pause) -> _Restart:
+        """Of a page of steps of a kind that was paused, the wait for an executor begins anew; how far that is."""
         kind, resumed_at = pause.target.kind, pause.resumed_at
-        assert resumed_at is not None  # noqa: S101 - asked for those alone
-        places = self._restarts.setdefault(
-            pause.pause_id,
-            {r.route_id: front_of(r.route_id) for r in self._routes.routes.values() if r.kind == kind},
-        )
-        for route_id, place in list(places.items()):
-            further = await self._store.restart_waits(route_id, place, resumed_at, _PAGE)
-            if further is not None:
-                places[route_id] = further
-                return True
-            del places[route_id]
-        return False
+        assert kind is not None  # noqa: S101 - asked for those alone
+        assert resumed_at is not None  # noqa: S101
+        restart = self._restarts.get(pause.pause_id)
+        if restart is None:
+            routes = await self._store.routes_of(kind)
+            restart = self._restarts[pause.pause_id] = _Restart({r: front_of(r) for r in routes})
+        for route_id, place in list(restart.places.items()):
+            done = await self._store.restart_waits(route_id, place, resumed_at, _PAGE)
+            restart.left_out += done.left_out
+            if done.renewed:
+                self._wake_dispatch()  # who leased meanwhile passed over what we held
+            if done.place is not None:
+                restart.places[route_id] = done.place
+                return restart
+            del restart.places[route_id]
+        return restart

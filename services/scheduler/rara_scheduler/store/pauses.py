@@ -32,6 +32,15 @@ class Held:
     place: Place | None
 
 
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """What a page of waits came to. left_out: somebody held these. place: where to go on; None: that was the last."""
+
+    renewed: int
+    left_out: int
+    place: Place | None
+
+
 async def hold(connection: Connection, after: Place, last_route: int, most: int) -> Held:
     """Look at up to `most` ready steps behind a place; those of paused definitions step aside."""
     row = await connection.fetchrow(query("hold_ready"), *after, most, last_route)
@@ -105,19 +114,20 @@ class PauseStore:
         async with self._database.transaction(Lane.ENGINE) as connection:
             return len(await connection.fetch(query("release_held"), pause_id, most))
 
-    async def restart_waits(
-        self, route_id: int, after: Place, resumed_at: datetime, most: int
-    ) -> Place | None:
-        """Of a page of ready steps of a kind that was paused, the wait for a capable executor begins anew.
+    async def routes_of(self, kind: str) -> list[int]:
+        """All routes of a kind that exist."""
+        async with self._database.connection(Lane.ENGINE) as connection:
+            return [row["route_id"] for row in await connection.fetch(query("routes_of_kind"), kind)]
 
-        The place to go on from; None: that was the route's last page.
-        """
+    async def restart_waits(self, route_id: int, after: Place, resumed_at: datetime, most: int) -> Restarted:
+        """Of a page of ready steps of a kind that was paused, the wait for a capable executor begins anew."""
         async with self._database.transaction(Lane.ENGINE) as connection:
             row = await connection.fetchrow(query("restart_waits"), route_id, *after[1:], resumed_at, most)
         assert row is not None  # noqa: S101 - a select from one row
-        if row["walked"] < most:
-            return None
-        return (route_id, row["available_at"], row["step_run_id"])
+        place = None
+        if row["walked"] == most:
+            place = (route_id, row["available_at"], row["step_run_id"])
+        return Restarted(row["renewed"], row["left_out"], place)
 
     async def remove(self, pause_id: int) -> bool:
         """Forget a pause that is over; False: something still stands aside under it."""
