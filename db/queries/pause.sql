@@ -152,7 +152,21 @@ select (select count(*) from walked)::int as walked, (select count(*) from renew
   left join (select * from walked order by available_at desc, step_run_id desc limit 1) l on true;
 
 -- name: pause_load
--- What each of the pauses $1 holds back, counted up to $2, and what of it is leased or runs.
+-- What each of the pauses $1 holds back, counted up to $2, and what of it is leased or runs. The leases are counted once
+-- for all pauses, and each run among them is looked up by its key.
+with leased as materialized (
+    select l.route_id, l.workflow_run_id, count(*) as n
+      from rara.lease l
+     group by l.route_id, l.workflow_run_id
+), running as materialized (
+    select q.kind, n.definition, sum(l.n) as n
+      from leased l
+      join rara.route q on q.route_id = l.route_id
+     cross join lateral (
+           select w.definition from rara.workflow_run w where w.workflow_run_id = l.workflow_run_id offset 0
+           ) n
+     group by q.kind, n.definition
+)
 select p.pause_id,
        case when p.definition is not null
             then (select count(*) from (select from rara.ready r where r.route_id = -p.pause_id limit $2::int) h)
@@ -164,14 +178,9 @@ select p.pause_id,
                          ) k
                    where q.kind = p.kind)
        end::bigint as held,
-       (select count(*)
-          from rara.lease l
-         where case when p.kind is not null
-                    then l.route_id = any (array(select q.route_id from rara.route q where q.kind = p.kind))
-                    else p.definition = (select n.definition
-                                           from rara.workflow_run n
-                                          where n.workflow_run_id = l.workflow_run_id)
-               end)::bigint as in_flight
+       (select coalesce(sum(r.n), 0)
+          from running r
+         where r.kind = p.kind or r.definition = p.definition)::bigint as in_flight
   from rara.pause p
  where p.pause_id = any ($1::int[]);
 

@@ -144,3 +144,25 @@ async def test_what_is_paused_in_front_steps_aside_page_by_page(world: StoreWorl
     assert grant.workflow_run_id == free
     await store.resume(Target(definition="held"))
     assert [await store.release(pause.pause_id, 3000) for _ in range(3)] == [3000, 2000, 0]
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+async def test_leases_are_counted_once_for_all_pauses(world: StoreWorld, mode: str) -> None:
+    await world.define("busy", {f"s{n}": {} for n in range(100)})
+    await world.define("other", {"a": {"kind": "other.do"}})
+    for name in ("busy", "busy", "other"):
+        await world.start(name)
+    leased = 0
+    while grants := await world.lease(500):
+        leased += len(grants)
+    assert leased == 201
+    store = PauseStore(world.database)
+    targets = [Target(definition="busy"), Target(kind="other.do"), Target(kind="work.do")]
+    targets += [Target(definition=f"d{n}") if n % 2 else Target(kind=f"k{n}") for n in range(40)]
+    ids = [(await store.pause(target, reason="", paused_by=""))[0].pause_id for target in targets]
+    loads = await store.loads(ids)
+    assert [loads[each].in_flight for each in ids] == [200, 1, 200] + [0] * 40
+    plan = await explain(world.raw, "pause_load", f"array{ids}, 1000", mode=mode)
+    (leases,) = [node for node in nodes(plan) if node.get("Relation Name") == "lease"]
+    (runs,) = [node for node in nodes(plan) if node.get("Relation Name") == "workflow_run"]
+    assert (leases["Actual Loops"], leases["Actual Rows"], runs["Actual Loops"]) == (1, 201, 3)
