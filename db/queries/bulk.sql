@@ -3,9 +3,9 @@
 
 -- name: unsuccessful_runs
 -- Closed runs without success that were never retried. Behind ($1 ended_at, $2 id) and not later than $3, $4 of them
--- at a time, $5 given. Filters, each null for any: $6 definition, $7 version, $8 states, $9 codes (the reason of the
--- step that failed, the code of its last error, or the reason of the cancel), $10 kind of the step that failed,
--- $11 labels, ($12, $13) created, $14 ended before.
+-- at a time, $5 given. Those that fit but for their state are counted, too. Filters, each null for any: $6 definition,
+-- $7 version, $8 states, $9 codes (the reason of the step that failed, the code of its last error, or the reason of the
+-- cancel), $10 kind of the step that failed, $11 labels, ($12, $13) created, $14 ended before.
 with walked as materialized (
     (select w.*
        from rara.workflow_run w
@@ -23,7 +23,7 @@ with walked as materialized (
       order by w.ended_at, w.workflow_run_id
       limit $4::int)
 ), fit as materialized (
-    select w.workflow_run_id as id, w.ended_at as at
+    select w.workflow_run_id as id, w.ended_at as at, w.state, $8::text[] is null or w.state = any ($8) as is_wanted
       from walked w
       left join lateral (
            select x.reason, x.error, q.kind
@@ -35,7 +35,6 @@ with walked as materialized (
            ) f on true
      where w.state in ('failed', 'cancelled')
        and ($7::int is null or w.definition_version = $7)
-       and ($8::text[] is null or w.state = any ($8))
        and ($9::text[] is null or coalesce(f.reason, w.cancel_reason) = any ($9) or f.error ->> 'code' = any ($9))
        and ($10::text is null or f.kind = $10)
        and ($11::jsonb is null or w.labels @> $11)
@@ -44,8 +43,12 @@ with walked as materialized (
        and ($14::timestamptz is null or w.ended_at < $14)
        and not exists (select from rara.workflow_run r where r.retry_of_workflow_run_id = w.workflow_run_id)
 )
-select g.id::text, g.at, g.fits, (select count(*) from fit)::int as total, (select count(*) from walked)::int as walked
-  from ((select id, at, true as fits from fit order by at, id limit $5::int)
+select g.id::text, g.at, g.fits, c.total, c.failed, c.cancelled, (select count(*) from walked)::int as walked
+  from (select (count(*) filter (where is_wanted))::int as total,
+               (count(*) filter (where state = 'failed'))::int as failed,
+               (count(*) filter (where state = 'cancelled'))::int as cancelled
+          from fit) c,
+       ((select id, at, true as fits from fit where is_wanted order by at, id limit $5::int)
         union all
         (select workflow_run_id, ended_at, false from walked order by ended_at desc, workflow_run_id desc limit 1)) g
  order by g.fits desc, g.at, g.id;

@@ -152,8 +152,8 @@ select (select count(*) from walked)::int as walked, (select count(*) from renew
   left join (select * from walked order by available_at desc, step_run_id desc limit 1) l on true;
 
 -- name: pause_load
--- What each of the pauses $1 holds back, counted up to $2, and what of it is leased or runs. The leases are counted once
--- for all pauses, and each run among them is looked up by its key.
+-- What each of the pauses $1 holds back, counted up to $2, and what of it is leased or runs. The leases are counted
+-- once for all pauses, and each run among them is looked up by its key.
 with leased as materialized (
     select l.route_id, l.workflow_run_id, count(*) as n
       from rara.lease l

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
@@ -12,6 +12,7 @@ import pytest_asyncio
 from rara_scheduler.bulk import Bulk
 from rara_scheduler.domain.bulk import Outcome, RunSelection, StepSelection
 from rara_scheduler.domain.errors import Code, Fault
+from rara_scheduler.domain.run import RunState
 from rara_scheduler.store.bulk import BulkStore, Place
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.reads import Reads
@@ -19,6 +20,7 @@ from rara_scheduler.store.retry_run import RunRetrier
 from support.store_world import StoreWorld, accepted, failed, running, store_world
 
 DAY = RunSelection(definition="day")
+BOTH = (RunState.FAILED, RunState.CANCELLED)
 
 
 class Cancels:
@@ -88,21 +90,23 @@ async def test_a_filter_means_what_holds_of_a_run_and_of_the_step_that_failed(wo
     await world.run_to_success(await world.lease_one())
     ended = (await world.run(second))["ended_at"]
     for wanted, expected in (
-        (RunSelection(), [first, second, third, cancelled]),
-        (DAY, [first, second, cancelled]),
-        (replace(DAY, version=1), [first, second, cancelled]),
+        (RunSelection(), [first, second, third]),
+        (RunSelection(states=BOTH), [first, second, third, cancelled]),
+        (RunSelection(states=(RunState.CANCELLED,)), [cancelled]),
+        (replace(DAY, states=BOTH), [first, second, cancelled]),
+        (replace(DAY, version=1), [first, second]),
         (replace(DAY, version=2), []),
         (RunSelection(definition="none"), []),
         (RunSelection(reasons=("BAD_DATA", "NOTHING")), [first, third]),
-        (RunSelection(reasons=("CANCELLED",)), [cancelled]),
+        (RunSelection(states=BOTH, reasons=("CANCELLED",)), [cancelled]),
         (RunSelection(kind="night.do"), [third]),
         (RunSelection(labels={"team": "a"}), [first, second]),
         (RunSelection(labels={"team": "b"}), []),
-        (RunSelection(ended_from=ended), [second, third, cancelled]),
+        (RunSelection(states=BOTH, ended_from=ended), [second, third, cancelled]),
         (RunSelection(ended_before=ended), [first]),
         (RunSelection(ended_from=ended, ended_before=ended + timedelta(microseconds=1)), [second]),
         (RunSelection(created_before=(await world.run(second))["created_at"]), [first]),
-        (replace(DAY, created_from=(await world.run(second))["created_at"]), [second, cancelled]),
+        (replace(DAY, created_from=(await world.run(second))["created_at"]), [second]),
     ):
         assert await sample(world, wanted) == expected, wanted
 
@@ -196,6 +200,70 @@ async def test_what_ended_after_the_preview_is_left_out(world: StoreWorld) -> No
     outcomes, _ = await bulk(world).retry_runs(DAY, as_of, None, 10, by="ops")
     assert [one.id for one in outcomes] == [before]
     assert await sample(world, DAY) == [after]
+
+
+async def test_what_somebody_cancelled_is_counted_and_left_alone_unless_it_is_asked_for(
+    world: StoreWorld,
+) -> None:
+    runs = await failed_runs(world, "day", "BAD_DATA", "BAD_DATA")
+    cancelled = await world.start("day")
+    await world.cancel(cancelled)
+    seen = await bulk(world).preview_retries(DAY)
+    assert (seen.count, seen.states) == (2, {RunState.FAILED: 2, RunState.CANCELLED: 1})
+    outcomes, _ = await bulk(world).retry_runs(DAY, seen.as_of, None, 10, by="ops")
+    assert [one.id for one in outcomes] == runs
+    wanted = replace(DAY, states=(RunState.CANCELLED,))
+    outcomes, _ = await bulk(world).retry_runs(wanted, seen.as_of, None, 10, by="ops")
+    assert [one.id for one in outcomes] == [cancelled]
+
+
+async def test_a_preview_as_of_an_instant_counts_what_the_call_will_do(world: StoreWorld) -> None:
+    await failed_runs(world, "day", "BAD_DATA", "BAD_DATA")
+    as_of = (await bulk(world).preview_retries(DAY)).as_of
+    await failed_runs(world, "day", "BAD_DATA")
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    for at, count in ((long_ago, 0), (as_of, 2), (None, 3)):
+        seen = await bulk(world).preview_retries(DAY, at)
+        assert (seen.count, at in (None, seen.as_of)) == (count, True)
+    assert (await bulk(world).preview_cancels(RunSelection(), long_ago)).count == 0
+    assert (await bulk(world).preview_requeues(StepSelection(), long_ago)).as_of == long_ago
+
+
+async def test_an_instant_that_is_yet_to_come_is_refused(world: StoreWorld) -> None:
+    await failed_runs(world, "day", "BAD_DATA")
+    operator = bulk(world)
+    future = (await operator.preview_retries(DAY)).as_of + timedelta(minutes=1)
+    for call in (
+        operator.preview_retries(DAY, future),
+        operator.preview_cancels(DAY, future),
+        operator.preview_requeues(StepSelection(), future),
+        operator.retry_runs(DAY, future, None, 10, by="ops"),
+        operator.cancel_runs(DAY, future, None, 10, message="", grace_s=None, by="ops"),
+        operator.requeue_steps(StepSelection(), future, None, 10, by="ops"),
+    ):
+        with pytest.raises(Fault) as caught:
+            await call
+        assert (caught.value.code, [one.field for one in caught.value.fields]) == (
+            Code.FIELD_INVALID,
+            ["as_of"],
+        )
+    assert await sample(world, DAY) != []
+
+
+async def test_a_call_never_retries_a_retry_of_its_own(world: StoreWorld) -> None:
+    runs = await failed_runs(world, "day", *["BAD_DATA"] * 3)
+    operator = bulk(world)
+    as_of = (await operator.preview_retries(DAY)).as_of
+    done: list[str] = []
+    place: Place | None = None
+    while True:
+        outcomes, place = await operator.retry_runs(DAY, as_of, place, 1, by="ops")
+        done += [one.id for one in outcomes]
+        for grant in await world.lease():  # each retry fails at once, before the next page
+            await world.report(grant, accepted(1), running(2), failed(3, "BAD_DATA", retryable=False))
+        if place is None:
+            break
+    assert done == runs
 
 
 async def test_what_is_wrong_with_one_run_stops_no_other(world: StoreWorld) -> None:

@@ -64,11 +64,11 @@ async def test_the_command_shows_asks_and_retries_each_run_once(world: RunningSc
     preview = await rara(world, *filter_, "--preview")
     assert preview.code == 0
     headline, as_of = preview.lines[0].split(", as of ")
-    assert headline == "3 runs to retry"
+    assert headline == "3 runs to retry (3 failed)"
     assert [line.split()[0] for line in preview.lines[1:]] == runs
     assert all("BAD_DATA" in line for line in preview.lines[1:])
     unasked = await rara(world, *filter_)
-    assert (unasked.code, "retry 3 runs: nobody is here to ask" in unasked.err) == (2, True)
+    assert (unasked.code, "retry 3 runs (3 failed): nobody is here to ask" in unasked.err) == (2, True)
     assert await retries(world) == {}
     done = await rara(world, *filter_, "--yes", "-o", "json")
     assert done.code == 0
@@ -81,6 +81,27 @@ async def test_the_command_shows_asks_and_retries_each_run_once(world: RunningSc
     cancelled = await rara(world, "run", "cancel", "--definition", "day", "--message", "no more", "--yes")
     assert (cancelled.code, cancelled.lines) == (0, ["cancelled 3 runs"])
     assert {await world.run_state(run_id) for run_id in by_run.values()} == {"cancelled"}
+
+
+async def test_an_instant_counts_in_the_preview_and_what_was_cancelled_is_named_and_left_out(
+    world: RunningScheduler,
+) -> None:
+    runs = await failing(world, 2, "BAD_DATA", retryable=False)
+    await world.start("day")
+    await rara(world, "run", "cancel", "--definition", "day", "--yes")
+    filter_ = ("run", "retry", "--definition", "day")
+    old = await rara(world, *filter_, "--as-of", "2020-01-01T00:00:00Z", "--preview")
+    assert old.lines == ["0 runs to retry, as of 2020-01-01T00:00:00Z"]
+    for flags in (("--preview",), ("--yes",)):
+        refused = await rara(world, *filter_, "--as-of", "2100-01-01T00:00:00Z", *flags)
+        assert (refused.code, "FIELD_INVALID" in refused.err, "as_of" in refused.err) == (5, True, True)
+    now = await rara(world, *filter_, "--preview")
+    assert now.lines[0].startswith("2 runs to retry (2 failed), as of ")
+    assert now.lines[-1] == "  left out: 1 cancelled; with --state cancelled"
+    both = await rara(world, *filter_, "--state", "failed", "--state", "cancelled", "--preview")
+    assert both.lines[0].startswith("3 runs to retry (2 failed, 1 cancelled), as of ")
+    assert (await rara(world, *filter_, "--yes")).lines == ["retried 2 runs"]
+    assert set(await retries(world)) == set(runs)
 
 
 async def test_waits_end_by_filter_and_the_steps_are_leased_at_once(world: RunningScheduler) -> None:
@@ -169,6 +190,11 @@ async def test_a_run_is_named_or_a_filter_given_and_not_both() -> None:
         (("run", "retry", "--code", "X", "--wait"), "not for a filter"),
         (("run", "retry", "--all", "--as-of", "yesterday"), "is not an instant"),
         (("run", "cancel", "--latest", "--all"), "not both"),
+        (("run", "retry", "--preview"), "--preview is for a filter: give one, or --all"),
+        (("run", "retry", "abc", "--preview"), "--preview is for a filter: give one, or --all"),
+        (("run", "cancel", "abc", "--preview"), "--preview is for a filter: give one, or --all"),
+        (("run", "retry", "--as-of", "2026-01-01T00:00:00Z"), "--as-of is for a filter"),
+        (("run", "retry"), "name a RUN, or --latest, or give a filter, or --all"),
         (("step", "requeue"), "give a filter, or --all"),
     ):
         refused = await command_line.rara(*arguments, server="127.0.0.1:1")

@@ -47,6 +47,11 @@ class Filter:
             if name not in ("every", "as_of") and (value := getattr(self, name)) is not None
         )
 
+    @property
+    def until(self) -> Timestamp | None:
+        """The instant to act as of; None: that of the preview."""
+        return None if self.as_of is None else _timestamp(self.as_of)
+
     def runs(self) -> workflow_pb2.RunFilter:
         now = datetime.now(UTC)
         return workflow_pb2.RunFilter(
@@ -72,26 +77,27 @@ class Filter:
         )
 
 
-def until(wanted: Filter, seen: Preview) -> Timestamp:
-    """The instant to act as of: the one that was given, or that of the preview."""
-    return seen.as_of if wanted.as_of is None else _timestamp(wanted.as_of)
-
-
-def no_run_beside(wanted: Filter, runs: Sequence[str], *, latest: bool) -> None:
-    """Raises UsageError for a run that is named beside a filter."""
+def check_filter(wanted: Filter, runs: Sequence[str], *, latest: bool, preview_only: bool) -> None:
+    """Raises UsageError for a run that is named beside a filter, and for what belongs to a filter without one."""
     if wanted.is_given and (runs or latest):
         raise click.UsageError("name a run, or give a filter, not both")
+    if not wanted.is_given and (preview_only or wanted.as_of is not None):
+        raise click.UsageError(
+            f"{'--preview' if preview_only else '--as-of'} is for a filter: give one, or --all"
+        )
+    if not (wanted.is_given or runs or latest):
+        raise click.UsageError("name a RUN, or --latest, or give a filter, or --all")
 
 
 async def retry_by_filter(session: Session, wanted: Filter, *, preview_only: bool) -> int:
     runs, timeout_s = wanted.runs(), session.timeout_s or _CALL_S
     async with session.connect() as client:
-        seen = await client.preview_retries(runs, timeout_s=timeout_s)
+        seen = await client.preview_retries(runs, wanted.until, timeout_s=timeout_s)
 
         def do(at: Timestamp) -> AsyncIterator[workflow_pb2.BulkOutcome]:
             return client.retry_runs(runs, at, timeout_s=timeout_s)
 
-        return await _act(session, seen, until(wanted, seen), "retry", "run", do, preview_only=preview_only)
+        return await _act(session, wanted, seen, "retry", "run", do, preview_only=preview_only)
 
 
 async def cancel_by_filter(
@@ -99,32 +105,30 @@ async def cancel_by_filter(
 ) -> int:
     runs, timeout_s = wanted.runs(), session.timeout_s or _CALL_S
     async with session.connect() as client:
-        seen = await client.preview_cancels(runs, timeout_s=timeout_s)
+        seen = await client.preview_cancels(runs, wanted.until, timeout_s=timeout_s)
 
         def do(at: Timestamp) -> AsyncIterator[workflow_pb2.BulkOutcome]:
             spare = None if grace is None else timedelta(seconds=grace)
             return client.cancel_runs(runs, at, message, grace=spare, timeout_s=timeout_s)
 
-        return await _act(session, seen, until(wanted, seen), "cancel", "run", do, preview_only=preview_only)
+        return await _act(session, wanted, seen, "cancel", "run", do, preview_only=preview_only)
 
 
 async def requeue_by_filter(session: Session, wanted: Filter, *, preview_only: bool) -> int:
     steps, timeout_s = wanted.steps(), session.timeout_s or _CALL_S
     async with session.connect() as client:
-        seen = await client.preview_requeues(steps, timeout_s=timeout_s)
+        seen = await client.preview_requeues(steps, wanted.until, timeout_s=timeout_s)
 
         def do(at: Timestamp) -> AsyncIterator[workflow_pb2.BulkOutcome]:
             return client.requeue_steps(steps, at, timeout_s=timeout_s)
 
-        return await _act(
-            session, seen, until(wanted, seen), "requeue", "step", do, preview_only=preview_only
-        )
+        return await _act(session, wanted, seen, "requeue", "step", do, preview_only=preview_only)
 
 
 async def _act(
     session: Session,
+    wanted: Filter,
     seen: Preview,
-    as_of: Timestamp,
     verb: str,
     thing: str,
     do: Callable[[Timestamp], AsyncIterator[workflow_pb2.BulkOutcome]],
@@ -132,25 +136,44 @@ async def _act(
     preview_only: bool,
 ) -> int:
     count = f"{seen.count:,}{' or more' if seen.more else ''} {thing}{'' if seen.count == 1 else 's'}"
+    by_state, left_out = _states(wanted, seen)
+    lines = [*_sample(session, seen), *left_out]
     if preview_only:
-        _show_preview(session, seen, f"{count} to {verb}, as of {seen.as_of.ToJsonString()}")
+        _show_preview(
+            session, seen, [f"{count} to {verb}{by_state}, as of {seen.as_of.ToJsonString()}", *lines]
+        )
         return Exit.OK
     if seen.count or seen.more:
-        for line in _sample(session, seen):
+        for line in lines:
             session.note(line)
-        confirm(session, f"{verb} {count}")
+        confirm(session, f"{verb} {count}{by_state}")
     done: list[workflow_pb2.BulkOutcome] = []
     if seen.count or seen.more:
-        async for outcome in do(as_of):
+        async for outcome in do(seen.as_of):
             done.append(outcome)
             if session.output == "jsonl":
                 print(dumps(to_json(outcome)), flush=True)
     refused = [outcome for outcome in done if outcome.code]
-    _show_done(session, done, refused, as_of, verb, thing)
+    _show_done(session, done, refused, seen.as_of, verb, thing)
     return Exit.REFUSED if refused else Exit.OK
 
 
-def _show_preview(session: Session, seen: Preview, headline: str) -> None:
+def _states(wanted: Filter, seen: Preview) -> tuple[str, list[str]]:
+    """How many runs a retry means in each state, and lines on those that it leaves out unless they are asked for."""
+    if not isinstance(seen, workflow_pb2.RetryRunsResponse):
+        return "", []
+    counts = {words.run_state(each.state): each.count for each in seen.state_counts}
+    meant = wanted.states or ("failed",)
+    inside = ", ".join(f"{n:,} {state}" for state, n in counts.items() if state in meant)
+    outside = [
+        f"  left out: {n:,} {state}; with --state {state}"
+        for state, n in counts.items()
+        if state not in meant
+    ]
+    return f" ({inside})" if inside else "", outside
+
+
+def _show_preview(session: Session, seen: Preview, lines: Sequence[str]) -> None:
     match session.output:
         case "json":
             print_document(to_json(seen))
@@ -160,8 +183,7 @@ def _show_preview(session: Session, seen: Preview, headline: str) -> None:
             for item in seen.sample:
                 print(_id(item))
         case _:
-            print(headline)
-            for line in _sample(session, seen):
+            for line in lines:
                 print(line)
 
 

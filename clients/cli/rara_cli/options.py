@@ -177,6 +177,7 @@ def filter_options(*, ended: bool, states: Sequence[str]) -> Callable[..., Any]:
     def option(name: str, *more: Any, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return click.option(f"--{name}", *more, **settings)
 
+    in_state = "In one of those given." + ("  [default: failed]" if ended else "")
     many = {"multiple": True, "default": ()}
     options = [
         option("definition", default="", metavar="NAME", help="All runs of this definition."),
@@ -195,7 +196,7 @@ def filter_options(*, ended: bool, states: Sequence[str]) -> Callable[..., Any]:
         ]
     if states:
         options += [
-            option("state", "states", type=click.Choice(states), help="One of those given.", **many),
+            option("state", "states", type=click.Choice(states), help=in_state, **many),
             option("created-since", type=Seconds(), help="Created within this time: 30m, 24h, 7d."),
             option("created-before", type=Seconds(), help="Created longer ago than this."),
         ]

@@ -498,10 +498,17 @@ class Client:
     # By filter
 
     async def preview_retries(
-        self, wanted: workflow_pb2.RunFilter, *, timeout_s: float | None = None
+        self,
+        wanted: workflow_pb2.RunFilter,
+        as_of: Timestamp | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> workflow_pb2.RetryRunsResponse:
-        """How many failed or cancelled runs a filter means that were never retried, with a few of them."""
-        request = workflow_pb2.RetryRunsRequest(filter=wanted)
+        """How many failed or cancelled runs a filter means that were never retried, with a few of them.
+
+        Without states failed ones. as_of: what ended later is left out; without it, what ends after now.
+        """
+        request = workflow_pb2.RetryRunsRequest(filter=wanted, as_of=as_of, preview=True)
         return await self.call(self.workflow.RetryRuns, request, is_repeatable=True, timeout_s=timeout_s)
 
     async def retry_runs(
@@ -514,10 +521,14 @@ class Client:
                 yield item
 
     async def preview_cancels(
-        self, wanted: workflow_pb2.RunFilter, *, timeout_s: float | None = None
+        self,
+        wanted: workflow_pb2.RunFilter,
+        as_of: Timestamp | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> workflow_pb2.CancelRunsResponse:
         """How many open runs a filter means, with a few of them."""
-        request = workflow_pb2.CancelRunsRequest(filter=wanted)
+        request = workflow_pb2.CancelRunsRequest(filter=wanted, as_of=as_of, preview=True)
         return await self.call(self.workflow.CancelRuns, request, is_repeatable=True, timeout_s=timeout_s)
 
     async def cancel_runs(
@@ -538,10 +549,14 @@ class Client:
                 yield item
 
     async def preview_requeues(
-        self, wanted: workflow_pb2.WaitingStepFilter, *, timeout_s: float | None = None
+        self,
+        wanted: workflow_pb2.WaitingStepFilter,
+        as_of: Timestamp | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> workflow_pb2.RequeueStepsResponse:
         """How many steps that wait for their next attempt a filter means, with a few of them."""
-        request = workflow_pb2.RequeueStepsRequest(filter=wanted)
+        request = workflow_pb2.RequeueStepsRequest(filter=wanted, as_of=as_of, preview=True)
         return await self.call(self.workflow.RequeueSteps, request, is_repeatable=True, timeout_s=timeout_s)
 
     async def requeue_steps(

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from rara_scheduler.domain.bulk import CANCELLABLE, RETRYABLE, Outcome, RunSelection, StepSelection
-from rara_scheduler.domain.errors import Code, Fault
+from rara_scheduler.domain.bulk import CANCELLABLE, RETRIED, Outcome, RunSelection, StepSelection
+from rara_scheduler.domain.errors import Code, Fault, field_invalid
 from rara_scheduler.store.bulk import FIRST, BulkStore, Look, Place, Preview
 
 log = structlog.get_logger(__name__)
@@ -54,14 +54,25 @@ class Bulk:
         self._on_retried = on_retried
         self._clock = clock
 
-    async def preview_retries(self, wanted: RunSelection) -> Preview:
-        return await self._store.preview(self._retryable(wanted))
+    async def preview_retries(self, wanted: RunSelection, as_of: datetime | None = None) -> Preview:
+        return await self._preview(self._retryable(wanted), as_of)
 
-    async def preview_cancels(self, wanted: RunSelection) -> Preview:
-        return await self._store.preview(self._cancellable(wanted))
+    async def preview_cancels(self, wanted: RunSelection, as_of: datetime | None = None) -> Preview:
+        return await self._preview(self._cancellable(wanted), as_of)
 
-    async def preview_requeues(self, wanted: StepSelection) -> Preview:
-        return await self._store.preview(self._store.backing_off_steps(wanted))
+    async def preview_requeues(self, wanted: StepSelection, as_of: datetime | None = None) -> Preview:
+        return await self._preview(self._store.backing_off_steps(wanted), as_of)
+
+    async def _preview(self, look: Look, as_of: datetime | None) -> Preview:
+        now = await self._now_from(as_of)
+        return await self._store.preview(look, as_of or now)
+
+    async def _now_from(self, as_of: datetime | None) -> datetime:
+        """The database's time. Raises FIELD_INVALID: with a later instant a call would act on what it made itself."""
+        now = await self._store.now()
+        if as_of is not None and as_of > now:
+            raise field_invalid("as_of", f"is later than now, {now.isoformat()}")
+        return now
 
     async def retry_runs(
         self, wanted: RunSelection, as_of: datetime, after: Place | None, most: int, *, by: str
@@ -97,6 +108,7 @@ class Bulk:
         self, wanted: StepSelection, as_of: datetime, after: Place | None, most: int, *, by: str
     ) -> Done:
         """End the waits of a page of steps. One that waits no more, or is to be cancelled meanwhile, has no outcome."""
+        await self._now_from(as_of)
         look = self._store.backing_off_steps(wanted)
         found, end = await self._store.page(look, as_of, after or FIRST, most)
         outcomes: list[Outcome] = []
@@ -110,7 +122,7 @@ class Bulk:
         return outcomes, end
 
     def _retryable(self, wanted: RunSelection) -> Look:
-        return self._store.unsuccessful_runs(replace(wanted, states=wanted.states or RETRYABLE))
+        return self._store.unsuccessful_runs(replace(wanted, states=wanted.states or RETRIED))
 
     def _cancellable(self, wanted: RunSelection) -> Look:
         return self._store.open_runs(replace(wanted, states=wanted.states or CANCELLABLE))
@@ -126,6 +138,7 @@ class Bulk:
         by: str,
     ) -> Done:
         began_at = self._clock()
+        await self._now_from(as_of)
         found, end = await self._store.page(look, as_of, after or FIRST, most)
         outcomes: list[Outcome] = []
         for at in range(0, len(found), _AT_ONCE):

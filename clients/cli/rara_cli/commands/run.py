@@ -237,11 +237,11 @@ async def cancel(
     Without RUN, by filter: all open runs for which every option that is given holds. Says how many, and asks.
     """
     from rara_cli.ask import confirm
-    from rara_cli.bulk import cancel_by_filter, no_run_beside
+    from rara_cli.bulk import cancel_by_filter, check_filter
     from rara_cli.lookup import find_run
     from rara_cli.runs import show_runs
 
-    no_run_beside(wanted, run_texts, latest=latest)
+    check_filter(wanted, run_texts, latest=latest, preview_only=preview_only)
     if wanted.is_given:
         return await cancel_by_filter(
             session, wanted, message=message, grace=grace, preview_only=preview_only
@@ -293,14 +293,14 @@ async def retry(
 ) -> int:
     """Start a new run that repeats what did not succeed in RUN.
 
-    Without RUN, by filter: for all failed or cancelled runs for which every option that is given holds, and which were
-    never retried. Says how many, and asks. To do it again retries none again.
+    Without RUN, by filter: for all failed runs for which every option that is given holds, and which were never
+    retried; cancelled ones with --state cancelled. Says how many, and asks. To do it again retries none again.
     """
-    from rara_cli.bulk import no_run_beside, retry_by_filter
+    from rara_cli.bulk import check_filter, retry_by_filter
     from rara_cli.lookup import find_run
     from rara_cli.runs import after_start
 
-    no_run_beside(wanted, (run_text,) if run_text else (), latest=latest)
+    check_filter(wanted, (run_text,) if run_text else (), latest=latest, preview_only=preview_only)
     if wanted.is_given:
         if steps or key or watch or wait:
             raise click.UsageError("--step, --key, --watch and --wait are for one run, not for a filter")

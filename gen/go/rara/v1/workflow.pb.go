@@ -4979,7 +4979,7 @@ type RunFilter struct {
 	Definition string `protobuf:"bytes,1,opt,name=definition,proto3" json:"definition,omitempty"`
 	// Runs of this version; needs `definition`. 0: of any.
 	DefinitionVersion int32 `protobuf:"varint,2,opt,name=definition_version,json=definitionVersion,proto3" json:"definition_version,omitempty"`
-	// In one of these. Empty: in any that the call can act on.
+	// In one of these. Empty: in any that the call acts on by itself.
 	States []WorkflowRunState `protobuf:"varint,3,rep,packed,name=states,proto3,enum=rara.v1.WorkflowRunState" json:"states,omitempty"`
 	// With one of these codes as the reason of the step that made the run fail (ATTEMPTS_EXHAUSTED) or as the code of its
 	// last error (as WorkflowRun.error has it), or as the reason of the run's cancel; at most 20. Empty: any.
@@ -5100,6 +5100,61 @@ func (x *RunFilter) GetEndedBefore() *timestamppb.Timestamp {
 	return nil
 }
 
+// How many runs are in a state.
+type RunStateCount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The state.
+	State WorkflowRunState `protobuf:"varint,1,opt,name=state,proto3,enum=rara.v1.WorkflowRunState" json:"state,omitempty"`
+	// How many.
+	Count         int64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunStateCount) Reset() {
+	*x = RunStateCount{}
+	mi := &file_rara_v1_workflow_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunStateCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunStateCount) ProtoMessage() {}
+
+func (x *RunStateCount) ProtoReflect() protoreflect.Message {
+	mi := &file_rara_v1_workflow_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunStateCount.ProtoReflect.Descriptor instead.
+func (*RunStateCount) Descriptor() ([]byte, []int) {
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *RunStateCount) GetState() WorkflowRunState {
+	if x != nil {
+		return x.State
+	}
+	return WorkflowRunState_WORKFLOW_RUN_STATE_UNSPECIFIED
+}
+
+func (x *RunStateCount) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // How one run or step of a filter fared.
 type BulkOutcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5115,7 +5170,7 @@ type BulkOutcome struct {
 
 func (x *BulkOutcome) Reset() {
 	*x = BulkOutcome{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[60]
+	mi := &file_rara_v1_workflow_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5127,7 +5182,7 @@ func (x *BulkOutcome) String() string {
 func (*BulkOutcome) ProtoMessage() {}
 
 func (x *BulkOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[60]
+	mi := &file_rara_v1_workflow_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5140,7 +5195,7 @@ func (x *BulkOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkOutcome.ProtoReflect.Descriptor instead.
 func (*BulkOutcome) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{60}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *BulkOutcome) GetId() string {
@@ -5164,25 +5219,29 @@ func (x *BulkOutcome) GetCode() string {
 	return ""
 }
 
-// From an operator. Without as_of: a preview, which changes nothing.
+// From an operator. Without as_of, or with preview: a preview, which changes nothing.
 type RetryRunsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Failed or cancelled runs that were never retried. A retry that failed is a run of its own.
+	// Failed or cancelled runs that were never retried; without `states`, failed ones alone. A retry that failed is a run
+	// of its own.
 	Filter *RunFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	// From the preview: runs that ended later are left out. With it the retries are started.
+	// Later than now is FIELD_INVALID.
 	AsOf *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
 	// Most runs to retry in this call, which may do fewer: it ends after some 10 s. 0: 100. More than 1000 is taken as
 	// 1000.
 	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From the call before, with the same filter and as_of. Empty: from the first.
-	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Change nothing: count, as of as_of if that is given.
+	Preview       bool `protobuf:"varint,5,opt,name=preview,proto3" json:"preview,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RetryRunsRequest) Reset() {
 	*x = RetryRunsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[61]
+	mi := &file_rara_v1_workflow_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5194,7 +5253,7 @@ func (x *RetryRunsRequest) String() string {
 func (*RetryRunsRequest) ProtoMessage() {}
 
 func (x *RetryRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[61]
+	mi := &file_rara_v1_workflow_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5207,7 +5266,7 @@ func (x *RetryRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryRunsRequest.ProtoReflect.Descriptor instead.
 func (*RetryRunsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{61}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RetryRunsRequest) GetFilter() *RunFilter {
@@ -5238,6 +5297,13 @@ func (x *RetryRunsRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *RetryRunsRequest) GetPreview() bool {
+	if x != nil {
+		return x.Preview
+	}
+	return false
+}
+
 // From the scheduler.
 type RetryRunsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5253,13 +5319,15 @@ type RetryRunsResponse struct {
 	Outcomes []*BulkOutcome `protobuf:"bytes,5,rep,name=outcomes,proto3" json:"outcomes,omitempty"`
 	// Empty: that was all. May come with no outcome at all: a call looks at a bounded number of runs.
 	NextPageToken string `protobuf:"bytes,6,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// A preview: how many runs fit in each state that can be retried, also in those that `states` leaves out.
+	StateCounts   []*RunStateCount `protobuf:"bytes,7,rep,name=state_counts,json=stateCounts,proto3" json:"state_counts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RetryRunsResponse) Reset() {
 	*x = RetryRunsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[62]
+	mi := &file_rara_v1_workflow_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5271,7 +5339,7 @@ func (x *RetryRunsResponse) String() string {
 func (*RetryRunsResponse) ProtoMessage() {}
 
 func (x *RetryRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[62]
+	mi := &file_rara_v1_workflow_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5284,7 +5352,7 @@ func (x *RetryRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryRunsResponse.ProtoReflect.Descriptor instead.
 func (*RetryRunsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{62}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RetryRunsResponse) GetCount() int64 {
@@ -5329,12 +5397,20 @@ func (x *RetryRunsResponse) GetNextPageToken() string {
 	return ""
 }
 
-// From an operator. Without as_of: a preview, which changes nothing.
+func (x *RetryRunsResponse) GetStateCounts() []*RunStateCount {
+	if x != nil {
+		return x.StateCounts
+	}
+	return nil
+}
+
+// From an operator. Without as_of, or with preview: a preview, which changes nothing.
 type CancelRunsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Runs that have not ended.
 	Filter *RunFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	// From the preview: runs that were created later are left out. With it the cancels are asked for.
+	// Later than now is FIELD_INVALID.
 	AsOf *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
 	// As in RetryRunsRequest.
 	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
@@ -5343,14 +5419,16 @@ type CancelRunsRequest struct {
 	// As in CancelRunRequest.
 	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	// As in CancelRunRequest.
-	Grace         *durationpb.Duration `protobuf:"bytes,6,opt,name=grace,proto3" json:"grace,omitempty"`
+	Grace *durationpb.Duration `protobuf:"bytes,6,opt,name=grace,proto3" json:"grace,omitempty"`
+	// Change nothing: count, as of as_of if that is given.
+	Preview       bool `protobuf:"varint,7,opt,name=preview,proto3" json:"preview,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CancelRunsRequest) Reset() {
 	*x = CancelRunsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[63]
+	mi := &file_rara_v1_workflow_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5362,7 +5440,7 @@ func (x *CancelRunsRequest) String() string {
 func (*CancelRunsRequest) ProtoMessage() {}
 
 func (x *CancelRunsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[63]
+	mi := &file_rara_v1_workflow_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5375,7 +5453,7 @@ func (x *CancelRunsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunsRequest.ProtoReflect.Descriptor instead.
 func (*CancelRunsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{63}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CancelRunsRequest) GetFilter() *RunFilter {
@@ -5420,6 +5498,13 @@ func (x *CancelRunsRequest) GetGrace() *durationpb.Duration {
 	return nil
 }
 
+func (x *CancelRunsRequest) GetPreview() bool {
+	if x != nil {
+		return x.Preview
+	}
+	return false
+}
+
 // From the scheduler. The fields as in RetryRunsResponse.
 type CancelRunsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5441,7 +5526,7 @@ type CancelRunsResponse struct {
 
 func (x *CancelRunsResponse) Reset() {
 	*x = CancelRunsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[64]
+	mi := &file_rara_v1_workflow_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5453,7 +5538,7 @@ func (x *CancelRunsResponse) String() string {
 func (*CancelRunsResponse) ProtoMessage() {}
 
 func (x *CancelRunsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[64]
+	mi := &file_rara_v1_workflow_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5466,7 +5551,7 @@ func (x *CancelRunsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRunsResponse.ProtoReflect.Descriptor instead.
 func (*CancelRunsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{64}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CancelRunsResponse) GetCount() int64 {
@@ -5530,7 +5615,7 @@ type WaitingStepFilter struct {
 
 func (x *WaitingStepFilter) Reset() {
 	*x = WaitingStepFilter{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[65]
+	mi := &file_rara_v1_workflow_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5542,7 +5627,7 @@ func (x *WaitingStepFilter) String() string {
 func (*WaitingStepFilter) ProtoMessage() {}
 
 func (x *WaitingStepFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[65]
+	mi := &file_rara_v1_workflow_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5555,7 +5640,7 @@ func (x *WaitingStepFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingStepFilter.ProtoReflect.Descriptor instead.
 func (*WaitingStepFilter) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{65}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *WaitingStepFilter) GetDefinition() string {
@@ -5593,24 +5678,27 @@ func (x *WaitingStepFilter) GetLabels() map[string]string {
 	return nil
 }
 
-// From an operator. Without as_of: a preview, which changes nothing.
+// From an operator. Without as_of, or with preview: a preview, which changes nothing.
 type RequeueStepsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Steps in retryable_failed that wait for their next attempt.
 	Filter *WaitingStepFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	// From the preview: steps whose last attempt ended later are left out. With it their wait ends.
+	// Later than now is FIELD_INVALID.
 	AsOf *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
 	// As in RetryRunsRequest.
 	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// As in RetryRunsRequest.
-	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Change nothing: count, as of as_of if that is given.
+	Preview       bool `protobuf:"varint,5,opt,name=preview,proto3" json:"preview,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RequeueStepsRequest) Reset() {
 	*x = RequeueStepsRequest{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[66]
+	mi := &file_rara_v1_workflow_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5622,7 +5710,7 @@ func (x *RequeueStepsRequest) String() string {
 func (*RequeueStepsRequest) ProtoMessage() {}
 
 func (x *RequeueStepsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[66]
+	mi := &file_rara_v1_workflow_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5635,7 +5723,7 @@ func (x *RequeueStepsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequeueStepsRequest.ProtoReflect.Descriptor instead.
 func (*RequeueStepsRequest) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{66}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RequeueStepsRequest) GetFilter() *WaitingStepFilter {
@@ -5666,6 +5754,13 @@ func (x *RequeueStepsRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *RequeueStepsRequest) GetPreview() bool {
+	if x != nil {
+		return x.Preview
+	}
+	return false
+}
+
 // From the scheduler. The fields as in RetryRunsResponse.
 type RequeueStepsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5687,7 +5782,7 @@ type RequeueStepsResponse struct {
 
 func (x *RequeueStepsResponse) Reset() {
 	*x = RequeueStepsResponse{}
-	mi := &file_rara_v1_workflow_proto_msgTypes[67]
+	mi := &file_rara_v1_workflow_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5699,7 +5794,7 @@ func (x *RequeueStepsResponse) String() string {
 func (*RequeueStepsResponse) ProtoMessage() {}
 
 func (x *RequeueStepsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rara_v1_workflow_proto_msgTypes[67]
+	mi := &file_rara_v1_workflow_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5712,7 +5807,7 @@ func (x *RequeueStepsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequeueStepsResponse.ProtoReflect.Descriptor instead.
 func (*RequeueStepsResponse) Descriptor() ([]byte, []int) {
-	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{67}
+	return file_rara_v1_workflow_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RequeueStepsResponse) GetCount() int64 {
@@ -6176,24 +6271,29 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\vendedBefore\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"`\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"V\n" +
+	"\rRunStateCount\x12/\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x19.rara.v1.WorkflowRunStateR\x05state\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x03R\x05count\"`\n" +
 	"\vBulkOutcome\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
 	"\x13new_workflow_run_id\x18\x02 \x01(\tR\x10newWorkflowRunId\x12\x12\n" +
-	"\x04code\x18\x03 \x01(\tR\x04code\"\xab\x01\n" +
+	"\x04code\x18\x03 \x01(\tR\x04code\"\xc5\x01\n" +
 	"\x10RetryRunsRequest\x12*\n" +
 	"\x06filter\x18\x01 \x01(\v2\x12.rara.v1.RunFilterR\x06filter\x12/\n" +
 	"\x05as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x1b\n" +
 	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x04 \x01(\tR\tpageToken\"\xf6\x01\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\x12\x18\n" +
+	"\apreview\x18\x05 \x01(\bR\apreview\"\xb1\x02\n" +
 	"\x11RetryRunsResponse\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\bR\x04more\x12,\n" +
 	"\x06sample\x18\x03 \x03(\v2\x14.rara.v1.WorkflowRunR\x06sample\x12/\n" +
 	"\x05as_of\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x120\n" +
 	"\boutcomes\x18\x05 \x03(\v2\x14.rara.v1.BulkOutcomeR\boutcomes\x12&\n" +
-	"\x0fnext_page_token\x18\x06 \x01(\tR\rnextPageToken\"\xf7\x01\n" +
+	"\x0fnext_page_token\x18\x06 \x01(\tR\rnextPageToken\x129\n" +
+	"\fstate_counts\x18\a \x03(\v2\x16.rara.v1.RunStateCountR\vstateCounts\"\x91\x02\n" +
 	"\x11CancelRunsRequest\x12*\n" +
 	"\x06filter\x18\x01 \x01(\v2\x12.rara.v1.RunFilterR\x06filter\x12/\n" +
 	"\x05as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x1b\n" +
@@ -6201,7 +6301,8 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\n" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12/\n" +
-	"\x05grace\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\xf7\x01\n" +
+	"\x05grace\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x18\n" +
+	"\apreview\x18\a \x01(\bR\apreview\"\xf7\x01\n" +
 	"\x12CancelRunsResponse\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\bR\x04more\x12,\n" +
@@ -6219,13 +6320,14 @@ const file_rara_v1_workflow_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2&.rara.v1.WaitingStepFilter.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb6\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x01\n" +
 	"\x13RequeueStepsRequest\x122\n" +
 	"\x06filter\x18\x01 \x01(\v2\x1a.rara.v1.WaitingStepFilterR\x06filter\x12/\n" +
 	"\x05as_of\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x1b\n" +
 	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x04 \x01(\tR\tpageToken\"\xf5\x01\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\x12\x18\n" +
+	"\apreview\x18\x05 \x01(\bR\apreview\"\xf5\x01\n" +
 	"\x14RequeueStepsResponse\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\bR\x04more\x12(\n" +
@@ -6306,7 +6408,7 @@ func file_rara_v1_workflow_proto_rawDescGZIP() []byte {
 }
 
 var file_rara_v1_workflow_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
+var file_rara_v1_workflow_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_rara_v1_workflow_proto_goTypes = []any{
 	(OnFailure)(0),                     // 0: rara.v1.OnFailure
 	(WorkflowRunState)(0),              // 1: rara.v1.WorkflowRunState
@@ -6373,110 +6475,111 @@ var file_rara_v1_workflow_proto_goTypes = []any{
 	(*ListPausesRequest)(nil),          // 62: rara.v1.ListPausesRequest
 	(*ListPausesResponse)(nil),         // 63: rara.v1.ListPausesResponse
 	(*RunFilter)(nil),                  // 64: rara.v1.RunFilter
-	(*BulkOutcome)(nil),                // 65: rara.v1.BulkOutcome
-	(*RetryRunsRequest)(nil),           // 66: rara.v1.RetryRunsRequest
-	(*RetryRunsResponse)(nil),          // 67: rara.v1.RetryRunsResponse
-	(*CancelRunsRequest)(nil),          // 68: rara.v1.CancelRunsRequest
-	(*CancelRunsResponse)(nil),         // 69: rara.v1.CancelRunsResponse
-	(*WaitingStepFilter)(nil),          // 70: rara.v1.WaitingStepFilter
-	(*RequeueStepsRequest)(nil),        // 71: rara.v1.RequeueStepsRequest
-	(*RequeueStepsResponse)(nil),       // 72: rara.v1.RequeueStepsResponse
-	nil,                                // 73: rara.v1.StepDefinition.SecretsEntry
-	nil,                                // 74: rara.v1.StepDefinition.RequiredLabelsEntry
-	nil,                                // 75: rara.v1.Definition.LabelsEntry
-	nil,                                // 76: rara.v1.WorkflowRun.StepCountsEntry
-	nil,                                // 77: rara.v1.WorkflowRun.LabelsEntry
-	nil,                                // 78: rara.v1.StartRunRequest.LabelsEntry
-	nil,                                // 79: rara.v1.ListRunsRequest.LabelsEntry
-	nil,                                // 80: rara.v1.Executor.LabelsEntry
-	nil,                                // 81: rara.v1.RunFilter.LabelsEntry
-	nil,                                // 82: rara.v1.WaitingStepFilter.LabelsEntry
-	(*durationpb.Duration)(nil),        // 83: google.protobuf.Duration
-	(*Payload)(nil),                    // 84: rara.v1.Payload
-	(*timestamppb.Timestamp)(nil),      // 85: google.protobuf.Timestamp
-	(*Artifact)(nil),                   // 86: rara.v1.Artifact
-	(*JobError)(nil),                   // 87: rara.v1.JobError
-	(*JobProgress)(nil),                // 88: rara.v1.JobProgress
-	(*ArtifactManifest)(nil),           // 89: rara.v1.ArtifactManifest
-	(*Lease)(nil),                      // 90: rara.v1.Lease
-	(*TraceContext)(nil),               // 91: rara.v1.TraceContext
-	(*ProgressEvent)(nil),              // 92: rara.v1.ProgressEvent
-	(*Digest)(nil),                     // 93: rara.v1.Digest
-	(*Capability)(nil),                 // 94: rara.v1.Capability
-	(*SecretRef)(nil),                  // 95: rara.v1.SecretRef
+	(*RunStateCount)(nil),              // 65: rara.v1.RunStateCount
+	(*BulkOutcome)(nil),                // 66: rara.v1.BulkOutcome
+	(*RetryRunsRequest)(nil),           // 67: rara.v1.RetryRunsRequest
+	(*RetryRunsResponse)(nil),          // 68: rara.v1.RetryRunsResponse
+	(*CancelRunsRequest)(nil),          // 69: rara.v1.CancelRunsRequest
+	(*CancelRunsResponse)(nil),         // 70: rara.v1.CancelRunsResponse
+	(*WaitingStepFilter)(nil),          // 71: rara.v1.WaitingStepFilter
+	(*RequeueStepsRequest)(nil),        // 72: rara.v1.RequeueStepsRequest
+	(*RequeueStepsResponse)(nil),       // 73: rara.v1.RequeueStepsResponse
+	nil,                                // 74: rara.v1.StepDefinition.SecretsEntry
+	nil,                                // 75: rara.v1.StepDefinition.RequiredLabelsEntry
+	nil,                                // 76: rara.v1.Definition.LabelsEntry
+	nil,                                // 77: rara.v1.WorkflowRun.StepCountsEntry
+	nil,                                // 78: rara.v1.WorkflowRun.LabelsEntry
+	nil,                                // 79: rara.v1.StartRunRequest.LabelsEntry
+	nil,                                // 80: rara.v1.ListRunsRequest.LabelsEntry
+	nil,                                // 81: rara.v1.Executor.LabelsEntry
+	nil,                                // 82: rara.v1.RunFilter.LabelsEntry
+	nil,                                // 83: rara.v1.WaitingStepFilter.LabelsEntry
+	(*durationpb.Duration)(nil),        // 84: google.protobuf.Duration
+	(*Payload)(nil),                    // 85: rara.v1.Payload
+	(*timestamppb.Timestamp)(nil),      // 86: google.protobuf.Timestamp
+	(*Artifact)(nil),                   // 87: rara.v1.Artifact
+	(*JobError)(nil),                   // 88: rara.v1.JobError
+	(*JobProgress)(nil),                // 89: rara.v1.JobProgress
+	(*ArtifactManifest)(nil),           // 90: rara.v1.ArtifactManifest
+	(*Lease)(nil),                      // 91: rara.v1.Lease
+	(*TraceContext)(nil),               // 92: rara.v1.TraceContext
+	(*ProgressEvent)(nil),              // 93: rara.v1.ProgressEvent
+	(*Digest)(nil),                     // 94: rara.v1.Digest
+	(*Capability)(nil),                 // 95: rara.v1.Capability
+	(*SecretRef)(nil),                  // 96: rara.v1.SecretRef
 }
 var file_rara_v1_workflow_proto_depIdxs = []int32{
-	83,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
-	83,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
-	84,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
+	84,  // 0: rara.v1.RetryPolicy.initial_backoff:type_name -> google.protobuf.Duration
+	84,  // 1: rara.v1.RetryPolicy.max_backoff:type_name -> google.protobuf.Duration
+	85,  // 2: rara.v1.StepDefinition.input_template:type_name -> rara.v1.Payload
 	6,   // 3: rara.v1.StepDefinition.input_artifacts:type_name -> rara.v1.ArtifactBinding
-	73,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
-	74,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
+	74,  // 4: rara.v1.StepDefinition.secrets:type_name -> rara.v1.StepDefinition.SecretsEntry
+	75,  // 5: rara.v1.StepDefinition.required_labels:type_name -> rara.v1.StepDefinition.RequiredLabelsEntry
 	5,   // 6: rara.v1.StepDefinition.retry:type_name -> rara.v1.RetryPolicy
-	83,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
-	83,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
-	83,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
-	83,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
-	83,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
+	84,  // 7: rara.v1.StepDefinition.timeout:type_name -> google.protobuf.Duration
+	84,  // 8: rara.v1.StepDefinition.attempt_timeout:type_name -> google.protobuf.Duration
+	84,  // 9: rara.v1.StepDefinition.progress_timeout:type_name -> google.protobuf.Duration
+	84,  // 10: rara.v1.StepDefinition.schedule_timeout:type_name -> google.protobuf.Duration
+	84,  // 11: rara.v1.StepDefinition.cancel_grace:type_name -> google.protobuf.Duration
 	7,   // 12: rara.v1.Definition.steps:type_name -> rara.v1.StepDefinition
-	83,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
+	84,  // 13: rara.v1.Definition.run_timeout:type_name -> google.protobuf.Duration
 	0,   // 14: rara.v1.Definition.on_failure:type_name -> rara.v1.OnFailure
-	75,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
-	85,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	76,  // 15: rara.v1.Definition.labels:type_name -> rara.v1.Definition.LabelsEntry
+	86,  // 16: rara.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
 	57,  // 17: rara.v1.Definition.pause:type_name -> rara.v1.Pause
 	1,   // 18: rara.v1.WorkflowRun.state:type_name -> rara.v1.WorkflowRunState
-	84,  // 19: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
-	86,  // 20: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
-	76,  // 21: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
-	87,  // 22: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
-	77,  // 23: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
-	85,  // 24: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
-	85,  // 25: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
-	85,  // 26: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
-	85,  // 27: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
-	85,  // 28: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
-	85,  // 29: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
-	85,  // 30: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
-	85,  // 31: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
+	85,  // 19: rara.v1.WorkflowRun.input:type_name -> rara.v1.Payload
+	87,  // 20: rara.v1.WorkflowRun.input_artifacts:type_name -> rara.v1.Artifact
+	77,  // 21: rara.v1.WorkflowRun.step_counts:type_name -> rara.v1.WorkflowRun.StepCountsEntry
+	88,  // 22: rara.v1.WorkflowRun.error:type_name -> rara.v1.JobError
+	78,  // 23: rara.v1.WorkflowRun.labels:type_name -> rara.v1.WorkflowRun.LabelsEntry
+	86,  // 24: rara.v1.WorkflowRun.created_at:type_name -> google.protobuf.Timestamp
+	86,  // 25: rara.v1.WorkflowRun.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 26: rara.v1.WorkflowRun.ended_at:type_name -> google.protobuf.Timestamp
+	86,  // 27: rara.v1.WorkflowRun.deadline:type_name -> google.protobuf.Timestamp
+	86,  // 28: rara.v1.WorkflowRun.cancel_requested_at:type_name -> google.protobuf.Timestamp
+	86,  // 29: rara.v1.CancelFacts.requested_at:type_name -> google.protobuf.Timestamp
+	86,  // 30: rara.v1.CancelFacts.delivered_at:type_name -> google.protobuf.Timestamp
+	86,  // 31: rara.v1.CancelFacts.confirmed_at:type_name -> google.protobuf.Timestamp
 	2,   // 32: rara.v1.StepRun.state:type_name -> rara.v1.StepRunState
-	88,  // 33: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
-	84,  // 34: rara.v1.StepRun.output:type_name -> rara.v1.Payload
-	89,  // 35: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
-	87,  // 36: rara.v1.StepRun.error:type_name -> rara.v1.JobError
+	89,  // 33: rara.v1.StepRun.progress:type_name -> rara.v1.JobProgress
+	85,  // 34: rara.v1.StepRun.output:type_name -> rara.v1.Payload
+	90,  // 35: rara.v1.StepRun.manifest:type_name -> rara.v1.ArtifactManifest
+	88,  // 36: rara.v1.StepRun.error:type_name -> rara.v1.JobError
 	10,  // 37: rara.v1.StepRun.cancel:type_name -> rara.v1.CancelFacts
-	85,  // 38: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
-	85,  // 39: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
-	85,  // 40: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
-	85,  // 41: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
-	85,  // 42: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
+	86,  // 38: rara.v1.StepRun.available_at:type_name -> google.protobuf.Timestamp
+	86,  // 39: rara.v1.StepRun.lease_expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 40: rara.v1.StepRun.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 41: rara.v1.StepRun.ended_at:type_name -> google.protobuf.Timestamp
+	86,  // 42: rara.v1.StepRun.deadline:type_name -> google.protobuf.Timestamp
 	11,  // 43: rara.v1.StepRun.handler:type_name -> rara.v1.Handler
-	90,  // 44: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
-	87,  // 45: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
-	85,  // 46: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
-	85,  // 47: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
-	85,  // 48: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
-	85,  // 49: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
+	91,  // 44: rara.v1.StepAttempt.lease:type_name -> rara.v1.Lease
+	88,  // 45: rara.v1.StepAttempt.error:type_name -> rara.v1.JobError
+	86,  // 46: rara.v1.StepAttempt.leased_at:type_name -> google.protobuf.Timestamp
+	86,  // 47: rara.v1.StepAttempt.accepted_at:type_name -> google.protobuf.Timestamp
+	86,  // 48: rara.v1.StepAttempt.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 49: rara.v1.StepAttempt.ended_at:type_name -> google.protobuf.Timestamp
 	11,  // 50: rara.v1.StepAttempt.handler:type_name -> rara.v1.Handler
 	8,   // 51: rara.v1.RegisterDefinitionRequest.definition:type_name -> rara.v1.Definition
 	8,   // 52: rara.v1.RegisterDefinitionResponse.definition:type_name -> rara.v1.Definition
 	8,   // 53: rara.v1.GetDefinitionResponse.definition:type_name -> rara.v1.Definition
 	8,   // 54: rara.v1.ListDefinitionsResponse.definitions:type_name -> rara.v1.Definition
-	84,  // 55: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
-	86,  // 56: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
-	83,  // 57: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
-	78,  // 58: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
-	91,  // 59: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
+	85,  // 55: rara.v1.StartRunRequest.input:type_name -> rara.v1.Payload
+	87,  // 56: rara.v1.StartRunRequest.input_artifacts:type_name -> rara.v1.Artifact
+	84,  // 57: rara.v1.StartRunRequest.run_timeout:type_name -> google.protobuf.Duration
+	79,  // 58: rara.v1.StartRunRequest.labels:type_name -> rara.v1.StartRunRequest.LabelsEntry
+	92,  // 59: rara.v1.StartRunRequest.trace:type_name -> rara.v1.TraceContext
 	9,   // 60: rara.v1.StartRunResponse.run:type_name -> rara.v1.WorkflowRun
 	20,  // 61: rara.v1.BatchStartRunsRequest.requests:type_name -> rara.v1.StartRunRequest
 	23,  // 62: rara.v1.BatchStartRunsResponse.runs:type_name -> rara.v1.StartedRun
 	9,   // 63: rara.v1.GetRunResponse.run:type_name -> rara.v1.WorkflowRun
 	12,  // 64: rara.v1.GetRunResponse.steps:type_name -> rara.v1.StepRun
 	1,   // 65: rara.v1.ListRunsRequest.states:type_name -> rara.v1.WorkflowRunState
-	79,  // 66: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
-	85,  // 67: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
-	85,  // 68: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
+	80,  // 66: rara.v1.ListRunsRequest.labels:type_name -> rara.v1.ListRunsRequest.LabelsEntry
+	86,  // 67: rara.v1.ListRunsRequest.created_from:type_name -> google.protobuf.Timestamp
+	86,  // 68: rara.v1.ListRunsRequest.created_before:type_name -> google.protobuf.Timestamp
 	9,   // 69: rara.v1.ListRunsResponse.runs:type_name -> rara.v1.WorkflowRun
-	83,  // 70: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
+	84,  // 70: rara.v1.CancelRunRequest.grace:type_name -> google.protobuf.Duration
 	9,   // 71: rara.v1.CancelRunResponse.run:type_name -> rara.v1.WorkflowRun
 	9,   // 72: rara.v1.RetryRunResponse.run:type_name -> rara.v1.WorkflowRun
 	9,   // 73: rara.v1.WatchRunResponse.run:type_name -> rara.v1.WorkflowRun
@@ -6489,110 +6592,112 @@ var file_rara_v1_workflow_proto_depIdxs = []int32{
 	13,  // 80: rara.v1.GetStepRunResponse.attempts:type_name -> rara.v1.StepAttempt
 	2,   // 81: rara.v1.ListStepRunsRequest.states:type_name -> rara.v1.StepRunState
 	12,  // 82: rara.v1.ListStepRunsResponse.step_runs:type_name -> rara.v1.StepRun
-	92,  // 83: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
+	93,  // 83: rara.v1.WatchStepRunResponse.event:type_name -> rara.v1.ProgressEvent
 	12,  // 84: rara.v1.WatchStepRunResponse.step_run:type_name -> rara.v1.StepRun
 	33,  // 85: rara.v1.WatchStepRunResponse.alive:type_name -> rara.v1.Alive
 	12,  // 86: rara.v1.ExplainStepResponse.step_run:type_name -> rara.v1.StepRun
 	47,  // 87: rara.v1.ExplainStepResponse.obstacles:type_name -> rara.v1.Obstacle
-	85,  // 88: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
+	86,  // 88: rara.v1.Obstacle.until:type_name -> google.protobuf.Timestamp
 	48,  // 89: rara.v1.Obstacle.near_misses:type_name -> rara.v1.NearMiss
 	57,  // 90: rara.v1.Obstacle.pause:type_name -> rara.v1.Pause
-	93,  // 91: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
+	94,  // 91: rara.v1.QueryLineageRequest.artifact:type_name -> rara.v1.Digest
 	3,   // 92: rara.v1.QueryLineageRequest.direction:type_name -> rara.v1.LineageDirection
-	93,  // 93: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
-	93,  // 94: rara.v1.LineageEdge.derived_from:type_name -> rara.v1.Digest
+	94,  // 93: rara.v1.LineageEdge.artifact:type_name -> rara.v1.Digest
+	94,  // 94: rara.v1.LineageEdge.derived_from:type_name -> rara.v1.Digest
 	50,  // 95: rara.v1.QueryLineageResponse.edges:type_name -> rara.v1.LineageEdge
-	93,  // 96: rara.v1.QueryLineageResponse.artifact:type_name -> rara.v1.Digest
-	94,  // 97: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
-	80,  // 98: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
+	94,  // 96: rara.v1.QueryLineageResponse.artifact:type_name -> rara.v1.Digest
+	95,  // 97: rara.v1.Executor.capabilities:type_name -> rara.v1.Capability
+	81,  // 98: rara.v1.Executor.labels:type_name -> rara.v1.Executor.LabelsEntry
 	4,   // 99: rara.v1.Executor.state:type_name -> rara.v1.ExecutorState
-	85,  // 100: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
-	85,  // 101: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
+	86,  // 100: rara.v1.Executor.connected_at:type_name -> google.protobuf.Timestamp
+	86,  // 101: rara.v1.Executor.last_seen_at:type_name -> google.protobuf.Timestamp
 	4,   // 102: rara.v1.ListExecutorsRequest.states:type_name -> rara.v1.ExecutorState
 	52,  // 103: rara.v1.ListExecutorsResponse.executors:type_name -> rara.v1.Executor
-	83,  // 104: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
+	84,  // 104: rara.v1.DrainExecutorRequest.finish_within:type_name -> google.protobuf.Duration
 	52,  // 105: rara.v1.DrainExecutorResponse.executor:type_name -> rara.v1.Executor
-	85,  // 106: rara.v1.Pause.paused_at:type_name -> google.protobuf.Timestamp
+	86,  // 106: rara.v1.Pause.paused_at:type_name -> google.protobuf.Timestamp
 	57,  // 107: rara.v1.PauseResponse.pause:type_name -> rara.v1.Pause
 	57,  // 108: rara.v1.ResumeResponse.pause:type_name -> rara.v1.Pause
 	57,  // 109: rara.v1.ListPausesResponse.pauses:type_name -> rara.v1.Pause
 	1,   // 110: rara.v1.RunFilter.states:type_name -> rara.v1.WorkflowRunState
-	81,  // 111: rara.v1.RunFilter.labels:type_name -> rara.v1.RunFilter.LabelsEntry
-	85,  // 112: rara.v1.RunFilter.created_from:type_name -> google.protobuf.Timestamp
-	85,  // 113: rara.v1.RunFilter.created_before:type_name -> google.protobuf.Timestamp
-	85,  // 114: rara.v1.RunFilter.ended_from:type_name -> google.protobuf.Timestamp
-	85,  // 115: rara.v1.RunFilter.ended_before:type_name -> google.protobuf.Timestamp
-	64,  // 116: rara.v1.RetryRunsRequest.filter:type_name -> rara.v1.RunFilter
-	85,  // 117: rara.v1.RetryRunsRequest.as_of:type_name -> google.protobuf.Timestamp
-	9,   // 118: rara.v1.RetryRunsResponse.sample:type_name -> rara.v1.WorkflowRun
-	85,  // 119: rara.v1.RetryRunsResponse.as_of:type_name -> google.protobuf.Timestamp
-	65,  // 120: rara.v1.RetryRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
-	64,  // 121: rara.v1.CancelRunsRequest.filter:type_name -> rara.v1.RunFilter
-	85,  // 122: rara.v1.CancelRunsRequest.as_of:type_name -> google.protobuf.Timestamp
-	83,  // 123: rara.v1.CancelRunsRequest.grace:type_name -> google.protobuf.Duration
-	9,   // 124: rara.v1.CancelRunsResponse.sample:type_name -> rara.v1.WorkflowRun
-	85,  // 125: rara.v1.CancelRunsResponse.as_of:type_name -> google.protobuf.Timestamp
-	65,  // 126: rara.v1.CancelRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
-	82,  // 127: rara.v1.WaitingStepFilter.labels:type_name -> rara.v1.WaitingStepFilter.LabelsEntry
-	70,  // 128: rara.v1.RequeueStepsRequest.filter:type_name -> rara.v1.WaitingStepFilter
-	85,  // 129: rara.v1.RequeueStepsRequest.as_of:type_name -> google.protobuf.Timestamp
-	12,  // 130: rara.v1.RequeueStepsResponse.sample:type_name -> rara.v1.StepRun
-	85,  // 131: rara.v1.RequeueStepsResponse.as_of:type_name -> google.protobuf.Timestamp
-	65,  // 132: rara.v1.RequeueStepsResponse.outcomes:type_name -> rara.v1.BulkOutcome
-	95,  // 133: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
-	14,  // 134: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
-	16,  // 135: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
-	18,  // 136: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
-	20,  // 137: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
-	22,  // 138: rara.v1.WorkflowService.BatchStartRuns:input_type -> rara.v1.BatchStartRunsRequest
-	25,  // 139: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
-	27,  // 140: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
-	29,  // 141: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
-	31,  // 142: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
-	35,  // 143: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
-	37,  // 144: rara.v1.WorkflowService.WatchRuns:input_type -> rara.v1.WatchRunsRequest
-	39,  // 145: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
-	41,  // 146: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
-	43,  // 147: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
-	45,  // 148: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
-	49,  // 149: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
-	53,  // 150: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
-	55,  // 151: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
-	58,  // 152: rara.v1.WorkflowService.Pause:input_type -> rara.v1.PauseRequest
-	60,  // 153: rara.v1.WorkflowService.Resume:input_type -> rara.v1.ResumeRequest
-	62,  // 154: rara.v1.WorkflowService.ListPauses:input_type -> rara.v1.ListPausesRequest
-	66,  // 155: rara.v1.WorkflowService.RetryRuns:input_type -> rara.v1.RetryRunsRequest
-	68,  // 156: rara.v1.WorkflowService.CancelRuns:input_type -> rara.v1.CancelRunsRequest
-	71,  // 157: rara.v1.WorkflowService.RequeueSteps:input_type -> rara.v1.RequeueStepsRequest
-	15,  // 158: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
-	17,  // 159: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
-	19,  // 160: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
-	21,  // 161: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
-	24,  // 162: rara.v1.WorkflowService.BatchStartRuns:output_type -> rara.v1.BatchStartRunsResponse
-	26,  // 163: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
-	28,  // 164: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
-	30,  // 165: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
-	32,  // 166: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
-	36,  // 167: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
-	38,  // 168: rara.v1.WorkflowService.WatchRuns:output_type -> rara.v1.WatchRunsResponse
-	40,  // 169: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
-	42,  // 170: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
-	44,  // 171: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
-	46,  // 172: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
-	51,  // 173: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
-	54,  // 174: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
-	56,  // 175: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
-	59,  // 176: rara.v1.WorkflowService.Pause:output_type -> rara.v1.PauseResponse
-	61,  // 177: rara.v1.WorkflowService.Resume:output_type -> rara.v1.ResumeResponse
-	63,  // 178: rara.v1.WorkflowService.ListPauses:output_type -> rara.v1.ListPausesResponse
-	67,  // 179: rara.v1.WorkflowService.RetryRuns:output_type -> rara.v1.RetryRunsResponse
-	69,  // 180: rara.v1.WorkflowService.CancelRuns:output_type -> rara.v1.CancelRunsResponse
-	72,  // 181: rara.v1.WorkflowService.RequeueSteps:output_type -> rara.v1.RequeueStepsResponse
-	158, // [158:182] is the sub-list for method output_type
-	134, // [134:158] is the sub-list for method input_type
-	134, // [134:134] is the sub-list for extension type_name
-	134, // [134:134] is the sub-list for extension extendee
-	0,   // [0:134] is the sub-list for field type_name
+	82,  // 111: rara.v1.RunFilter.labels:type_name -> rara.v1.RunFilter.LabelsEntry
+	86,  // 112: rara.v1.RunFilter.created_from:type_name -> google.protobuf.Timestamp
+	86,  // 113: rara.v1.RunFilter.created_before:type_name -> google.protobuf.Timestamp
+	86,  // 114: rara.v1.RunFilter.ended_from:type_name -> google.protobuf.Timestamp
+	86,  // 115: rara.v1.RunFilter.ended_before:type_name -> google.protobuf.Timestamp
+	1,   // 116: rara.v1.RunStateCount.state:type_name -> rara.v1.WorkflowRunState
+	64,  // 117: rara.v1.RetryRunsRequest.filter:type_name -> rara.v1.RunFilter
+	86,  // 118: rara.v1.RetryRunsRequest.as_of:type_name -> google.protobuf.Timestamp
+	9,   // 119: rara.v1.RetryRunsResponse.sample:type_name -> rara.v1.WorkflowRun
+	86,  // 120: rara.v1.RetryRunsResponse.as_of:type_name -> google.protobuf.Timestamp
+	66,  // 121: rara.v1.RetryRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
+	65,  // 122: rara.v1.RetryRunsResponse.state_counts:type_name -> rara.v1.RunStateCount
+	64,  // 123: rara.v1.CancelRunsRequest.filter:type_name -> rara.v1.RunFilter
+	86,  // 124: rara.v1.CancelRunsRequest.as_of:type_name -> google.protobuf.Timestamp
+	84,  // 125: rara.v1.CancelRunsRequest.grace:type_name -> google.protobuf.Duration
+	9,   // 126: rara.v1.CancelRunsResponse.sample:type_name -> rara.v1.WorkflowRun
+	86,  // 127: rara.v1.CancelRunsResponse.as_of:type_name -> google.protobuf.Timestamp
+	66,  // 128: rara.v1.CancelRunsResponse.outcomes:type_name -> rara.v1.BulkOutcome
+	83,  // 129: rara.v1.WaitingStepFilter.labels:type_name -> rara.v1.WaitingStepFilter.LabelsEntry
+	71,  // 130: rara.v1.RequeueStepsRequest.filter:type_name -> rara.v1.WaitingStepFilter
+	86,  // 131: rara.v1.RequeueStepsRequest.as_of:type_name -> google.protobuf.Timestamp
+	12,  // 132: rara.v1.RequeueStepsResponse.sample:type_name -> rara.v1.StepRun
+	86,  // 133: rara.v1.RequeueStepsResponse.as_of:type_name -> google.protobuf.Timestamp
+	66,  // 134: rara.v1.RequeueStepsResponse.outcomes:type_name -> rara.v1.BulkOutcome
+	96,  // 135: rara.v1.StepDefinition.SecretsEntry.value:type_name -> rara.v1.SecretRef
+	14,  // 136: rara.v1.WorkflowService.RegisterDefinition:input_type -> rara.v1.RegisterDefinitionRequest
+	16,  // 137: rara.v1.WorkflowService.GetDefinition:input_type -> rara.v1.GetDefinitionRequest
+	18,  // 138: rara.v1.WorkflowService.ListDefinitions:input_type -> rara.v1.ListDefinitionsRequest
+	20,  // 139: rara.v1.WorkflowService.StartRun:input_type -> rara.v1.StartRunRequest
+	22,  // 140: rara.v1.WorkflowService.BatchStartRuns:input_type -> rara.v1.BatchStartRunsRequest
+	25,  // 141: rara.v1.WorkflowService.GetRun:input_type -> rara.v1.GetRunRequest
+	27,  // 142: rara.v1.WorkflowService.ListRuns:input_type -> rara.v1.ListRunsRequest
+	29,  // 143: rara.v1.WorkflowService.CancelRun:input_type -> rara.v1.CancelRunRequest
+	31,  // 144: rara.v1.WorkflowService.RetryRun:input_type -> rara.v1.RetryRunRequest
+	35,  // 145: rara.v1.WorkflowService.WatchRun:input_type -> rara.v1.WatchRunRequest
+	37,  // 146: rara.v1.WorkflowService.WatchRuns:input_type -> rara.v1.WatchRunsRequest
+	39,  // 147: rara.v1.WorkflowService.GetStepRun:input_type -> rara.v1.GetStepRunRequest
+	41,  // 148: rara.v1.WorkflowService.ListStepRuns:input_type -> rara.v1.ListStepRunsRequest
+	43,  // 149: rara.v1.WorkflowService.WatchStepRun:input_type -> rara.v1.WatchStepRunRequest
+	45,  // 150: rara.v1.WorkflowService.ExplainStep:input_type -> rara.v1.ExplainStepRequest
+	49,  // 151: rara.v1.WorkflowService.QueryLineage:input_type -> rara.v1.QueryLineageRequest
+	53,  // 152: rara.v1.WorkflowService.ListExecutors:input_type -> rara.v1.ListExecutorsRequest
+	55,  // 153: rara.v1.WorkflowService.DrainExecutor:input_type -> rara.v1.DrainExecutorRequest
+	58,  // 154: rara.v1.WorkflowService.Pause:input_type -> rara.v1.PauseRequest
+	60,  // 155: rara.v1.WorkflowService.Resume:input_type -> rara.v1.ResumeRequest
+	62,  // 156: rara.v1.WorkflowService.ListPauses:input_type -> rara.v1.ListPausesRequest
+	67,  // 157: rara.v1.WorkflowService.RetryRuns:input_type -> rara.v1.RetryRunsRequest
+	69,  // 158: rara.v1.WorkflowService.CancelRuns:input_type -> rara.v1.CancelRunsRequest
+	72,  // 159: rara.v1.WorkflowService.RequeueSteps:input_type -> rara.v1.RequeueStepsRequest
+	15,  // 160: rara.v1.WorkflowService.RegisterDefinition:output_type -> rara.v1.RegisterDefinitionResponse
+	17,  // 161: rara.v1.WorkflowService.GetDefinition:output_type -> rara.v1.GetDefinitionResponse
+	19,  // 162: rara.v1.WorkflowService.ListDefinitions:output_type -> rara.v1.ListDefinitionsResponse
+	21,  // 163: rara.v1.WorkflowService.StartRun:output_type -> rara.v1.StartRunResponse
+	24,  // 164: rara.v1.WorkflowService.BatchStartRuns:output_type -> rara.v1.BatchStartRunsResponse
+	26,  // 165: rara.v1.WorkflowService.GetRun:output_type -> rara.v1.GetRunResponse
+	28,  // 166: rara.v1.WorkflowService.ListRuns:output_type -> rara.v1.ListRunsResponse
+	30,  // 167: rara.v1.WorkflowService.CancelRun:output_type -> rara.v1.CancelRunResponse
+	32,  // 168: rara.v1.WorkflowService.RetryRun:output_type -> rara.v1.RetryRunResponse
+	36,  // 169: rara.v1.WorkflowService.WatchRun:output_type -> rara.v1.WatchRunResponse
+	38,  // 170: rara.v1.WorkflowService.WatchRuns:output_type -> rara.v1.WatchRunsResponse
+	40,  // 171: rara.v1.WorkflowService.GetStepRun:output_type -> rara.v1.GetStepRunResponse
+	42,  // 172: rara.v1.WorkflowService.ListStepRuns:output_type -> rara.v1.ListStepRunsResponse
+	44,  // 173: rara.v1.WorkflowService.WatchStepRun:output_type -> rara.v1.WatchStepRunResponse
+	46,  // 174: rara.v1.WorkflowService.ExplainStep:output_type -> rara.v1.ExplainStepResponse
+	51,  // 175: rara.v1.WorkflowService.QueryLineage:output_type -> rara.v1.QueryLineageResponse
+	54,  // 176: rara.v1.WorkflowService.ListExecutors:output_type -> rara.v1.ListExecutorsResponse
+	56,  // 177: rara.v1.WorkflowService.DrainExecutor:output_type -> rara.v1.DrainExecutorResponse
+	59,  // 178: rara.v1.WorkflowService.Pause:output_type -> rara.v1.PauseResponse
+	61,  // 179: rara.v1.WorkflowService.Resume:output_type -> rara.v1.ResumeResponse
+	63,  // 180: rara.v1.WorkflowService.ListPauses:output_type -> rara.v1.ListPausesResponse
+	68,  // 181: rara.v1.WorkflowService.RetryRuns:output_type -> rara.v1.RetryRunsResponse
+	70,  // 182: rara.v1.WorkflowService.CancelRuns:output_type -> rara.v1.CancelRunsResponse
+	73,  // 183: rara.v1.WorkflowService.RequeueSteps:output_type -> rara.v1.RequeueStepsResponse
+	160, // [160:184] is the sub-list for method output_type
+	136, // [136:160] is the sub-list for method input_type
+	136, // [136:136] is the sub-list for extension type_name
+	136, // [136:136] is the sub-list for extension extendee
+	0,   // [0:136] is the sub-list for field type_name
 }
 
 func init() { file_rara_v1_workflow_proto_init() }
@@ -6638,7 +6743,7 @@ func file_rara_v1_workflow_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rara_v1_workflow_proto_rawDesc), len(file_rara_v1_workflow_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   78,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

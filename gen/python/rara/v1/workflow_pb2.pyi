@@ -2691,7 +2691,7 @@ class RunFilter(_message.Message):
     """The kind of the step that made the run fail. Empty: any."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___WorkflowRunState.ValueType]:
-        """In one of these. Empty: in any that the call can act on."""
+        """In one of these. Empty: in any that the call acts on by itself."""
 
     @_builtins.property
     def reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2742,6 +2742,32 @@ class RunFilter(_message.Message):
 Global___RunFilter: _TypeAlias = RunFilter  # noqa: Y015
 
 @_typing.final
+class RunStateCount(_message.Message):
+    """How many runs are in a state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    state: Global___WorkflowRunState.ValueType
+    """The state."""
+    count: _builtins.int
+    """How many."""
+    def __init__(
+        self,
+        *,
+        state: Global___WorkflowRunState.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunStateCount: _TypeAlias = RunStateCount  # noqa: Y015
+
+@_typing.final
 class BulkOutcome(_message.Message):
     """How one run or step of a filter fared."""
 
@@ -2773,7 +2799,7 @@ Global___BulkOutcome: _TypeAlias = BulkOutcome  # noqa: Y015
 
 @_typing.final
 class RetryRunsRequest(_message.Message):
-    """From an operator. Without as_of: a preview, which changes nothing."""
+    """From an operator. Without as_of, or with preview: a preview, which changes nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2781,19 +2807,26 @@ class RetryRunsRequest(_message.Message):
     AS_OF_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Most runs to retry in this call, which may do fewer: it ends after some 10 s. 0: 100. More than 1000 is taken as
     1000.
     """
     page_token: _builtins.str
     """From the call before, with the same filter and as_of. Empty: from the first."""
+    preview: _builtins.bool
+    """Change nothing: count, as of as_of if that is given."""
     @_builtins.property
     def filter(self) -> Global___RunFilter:
-        """Failed or cancelled runs that were never retried. A retry that failed is a run of its own."""
+        """Failed or cancelled runs that were never retried; without `states`, failed ones alone. A retry that failed is a run
+        of its own.
+        """
 
     @_builtins.property
     def as_of(self) -> _timestamp_pb2.Timestamp:
-        """From the preview: runs that ended later are left out. With it the retries are started."""
+        """From the preview: runs that ended later are left out. With it the retries are started.
+        Later than now is FIELD_INVALID.
+        """
 
     def __init__(
         self,
@@ -2802,10 +2835,11 @@ class RetryRunsRequest(_message.Message):
         as_of: _timestamp_pb2.Timestamp | None = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        preview: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "page_size", b"page_size", "page_token", b"page_token", "preview", b"preview"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2823,6 +2857,7 @@ class RetryRunsResponse(_message.Message):
     AS_OF_FIELD_NUMBER: _builtins.int
     OUTCOMES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    STATE_COUNTS_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """A preview: how many there are."""
     more: _builtins.bool
@@ -2841,6 +2876,10 @@ class RetryRunsResponse(_message.Message):
     def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___BulkOutcome]:
         """What became of each run of this call."""
 
+    @_builtins.property
+    def state_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunStateCount]:
+        """A preview: how many runs fit in each state that can be retried, also in those that `states` leaves out."""
+
     def __init__(
         self,
         *,
@@ -2850,10 +2889,11 @@ class RetryRunsResponse(_message.Message):
         as_of: _timestamp_pb2.Timestamp | None = ...,
         outcomes: _abc.Iterable[Global___BulkOutcome] | None = ...,
         next_page_token: _builtins.str = ...,
+        state_counts: _abc.Iterable[Global___RunStateCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "count", b"count", "more", b"more", "next_page_token", b"next_page_token", "outcomes", b"outcomes", "sample", b"sample"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "count", b"count", "more", b"more", "next_page_token", b"next_page_token", "outcomes", b"outcomes", "sample", b"sample", "state_counts", b"state_counts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2861,7 +2901,7 @@ Global___RetryRunsResponse: _TypeAlias = RetryRunsResponse  # noqa: Y015
 
 @_typing.final
 class CancelRunsRequest(_message.Message):
-    """From an operator. Without as_of: a preview, which changes nothing."""
+    """From an operator. Without as_of, or with preview: a preview, which changes nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2871,19 +2911,24 @@ class CancelRunsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     GRACE_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """As in RetryRunsRequest."""
     page_token: _builtins.str
     """As in RetryRunsRequest."""
     message: _builtins.str
     """As in CancelRunRequest."""
+    preview: _builtins.bool
+    """Change nothing: count, as of as_of if that is given."""
     @_builtins.property
     def filter(self) -> Global___RunFilter:
         """Runs that have not ended."""
 
     @_builtins.property
     def as_of(self) -> _timestamp_pb2.Timestamp:
-        """From the preview: runs that were created later are left out. With it the cancels are asked for."""
+        """From the preview: runs that were created later are left out. With it the cancels are asked for.
+        Later than now is FIELD_INVALID.
+        """
 
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
@@ -2898,10 +2943,11 @@ class CancelRunsRequest(_message.Message):
         page_token: _builtins.str = ...,
         message: _builtins.str = ...,
         grace: _duration_pb2.Duration | None = ...,
+        preview: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "grace", b"grace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "grace", b"grace", "message", b"message", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "grace", b"grace", "message", b"message", "page_size", b"page_size", "page_token", b"page_token", "preview", b"preview"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3019,7 +3065,7 @@ Global___WaitingStepFilter: _TypeAlias = WaitingStepFilter  # noqa: Y015
 
 @_typing.final
 class RequeueStepsRequest(_message.Message):
-    """From an operator. Without as_of: a preview, which changes nothing."""
+    """From an operator. Without as_of, or with preview: a preview, which changes nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -3027,17 +3073,22 @@ class RequeueStepsRequest(_message.Message):
     AS_OF_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """As in RetryRunsRequest."""
     page_token: _builtins.str
     """As in RetryRunsRequest."""
+    preview: _builtins.bool
+    """Change nothing: count, as of as_of if that is given."""
     @_builtins.property
     def filter(self) -> Global___WaitingStepFilter:
         """Steps in retryable_failed that wait for their next attempt."""
 
     @_builtins.property
     def as_of(self) -> _timestamp_pb2.Timestamp:
-        """From the preview: steps whose last attempt ended later are left out. With it their wait ends."""
+        """From the preview: steps whose last attempt ended later are left out. With it their wait ends.
+        Later than now is FIELD_INVALID.
+        """
 
     def __init__(
         self,
@@ -3046,10 +3097,11 @@ class RequeueStepsRequest(_message.Message):
         as_of: _timestamp_pb2.Timestamp | None = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        preview: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "filter", b"filter", "page_size", b"page_size", "page_token", b"page_token", "preview", b"preview"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

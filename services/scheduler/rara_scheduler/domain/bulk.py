@@ -12,6 +12,7 @@ MAX_SAMPLE: Final = 10
 MAX_WALKED: Final = 100_000  # rows that one call looks at
 
 RETRYABLE: Final = (RunState.FAILED, RunState.CANCELLED)
+RETRIED: Final = (RunState.FAILED,)  # unless others are asked for: somebody wanted those cancelled
 CANCELLABLE: Final = (RunState.PENDING, RunState.RUNNING)
 
 

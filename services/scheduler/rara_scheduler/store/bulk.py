@@ -1,14 +1,16 @@
 """Finding the runs and steps of a filter, a bounded window at a time, and ending the waits of steps."""
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import asyncpg
 
-from rara_scheduler.domain.bulk import MAX_SAMPLE, MAX_WALKED, RunSelection, StepSelection
+from rara_scheduler.domain.bulk import MAX_SAMPLE, MAX_WALKED, RETRYABLE, RunSelection, StepSelection
+from rara_scheduler.domain.run import RunState
 from rara_scheduler.store.database import Database, Lane
 from rara_scheduler.store.queries import query
 
@@ -20,22 +22,27 @@ _WINDOW: Final = 5000
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """found: what fits, in order, as many as were asked for; total: how many fit. end: None: nothing is behind it."""
+    """found: what fits, in order, as many as were asked for; total: how many fit. end: None: nothing is behind it.
+
+    states: how many closed runs fit in each state, also in those that were not asked for.
+    """
 
     found: tuple[Place, ...]
     total: int
     walked: int
     end: Place | None
+    states: Mapping[RunState, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """more: there are more, which were not counted."""
+    """more: there are more, which were not counted. states: as in Window."""
 
     count: int
     more: bool
     sample: tuple[str, ...]
     as_of: datetime
+    states: Mapping[RunState, int] = field(default_factory=dict)
 
 
 Look = Callable[[Place, datetime, int], Awaitable[Window]]
@@ -118,19 +125,26 @@ class BulkStore:
             return Window((), 0, 0, None)
         end = _place(rows[-1]) if rows[0]["walked"] == _WINDOW else None
         found = tuple(_place(row) for row in rows if row["fits"])
-        return Window(found, rows[0]["total"], rows[0]["walked"], end)
+        states = {state: rows[0].get(str(state), 0) for state in RETRYABLE}
+        return Window(found, rows[0]["total"], rows[0]["walked"], end, states)
 
-    async def preview(self, look: Look) -> Preview:
-        """Count what fits now, within bounds."""
+    async def now(self) -> datetime:
+        """The database's time, by which runs are created and end."""
         async with self._database.connection() as connection:
-            as_of: datetime = await connection.fetchval(query("instant"))
+            instant: datetime = await connection.fetchval(query("instant"))
+        return instant
+
+    async def preview(self, look: Look, as_of: datetime) -> Preview:
+        """Count what fitted then, within bounds."""
         count, walked, sample = 0, 0, list[str]()
+        states: Counter[RunState] = Counter()
         place: Place | None = FIRST
         while place is not None and walked < MAX_WALKED:
             window = await look(place, as_of, MAX_SAMPLE)
             count, walked, place = count + window.total, walked + window.walked, window.end
+            states.update(window.states)
             sample.extend(id_ for _, id_ in window.found[: MAX_SAMPLE - len(sample)])
-        return Preview(count, place is not None, tuple(sample), as_of)
+        return Preview(count, place is not None, tuple(sample), as_of, states)
 
     async def page(
         self, look: Look, as_of: datetime, after: Place, most: int

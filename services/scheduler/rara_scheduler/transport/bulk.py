@@ -1,6 +1,6 @@
 """Requests that act by filter as values of the domain, and their answers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from google.protobuf.message import Message
@@ -68,7 +68,7 @@ def step_selection(wanted: workflow_pb2.WaitingStepFilter) -> StepSelection:
 
 
 def as_of(request: Request) -> datetime | None:
-    """None: a preview is asked for. Raises FIELD_INVALID."""
+    """None: none is given. Raises FIELD_INVALID."""
     violations = Violations()
     found = _instant(request, "as_of", "as_of", violations)
     _finish(violations)
@@ -104,6 +104,10 @@ def outcomes(done: Iterable[Outcome]) -> list[workflow_pb2.BulkOutcome]:
     return [
         workflow_pb2.BulkOutcome(id=one.id, new_workflow_run_id=one.new_run_id, code=one.code) for one in done
     ]
+
+
+def state_counts(counts: Mapping[RunState, int]) -> list[workflow_pb2.RunStateCount]:
+    return [workflow_pb2.RunStateCount(state=RUN_STATES[state], count=n) for state, n in counts.items() if n]
 
 
 def _check(wanted: workflow_pb2.RunFilter | workflow_pb2.WaitingStepFilter, violations: Violations) -> None:

@@ -62,13 +62,14 @@ class OperatorCalls(workflow_pb2_grpc.WorkflowServiceServicer):
     ) -> workflow_pb2.RetryRunsResponse:
         wanted = bulk.run_selection(request.filter, RETRYABLE)
         size, as_of, after = bulk.bulk_size(request.page_size), bulk.as_of(request), bulk.place_of(request)
-        if as_of is None:
-            seen = await self._bulk.preview_retries(wanted)
+        if request.preview or as_of is None:
+            seen = await self._bulk.preview_retries(wanted, as_of)
             return workflow_pb2.RetryRunsResponse(
                 count=seen.count,
                 more=seen.more,
                 sample=await self._runs(seen.sample),
                 as_of=convert.timestamp(seen.as_of),
+                state_counts=bulk.state_counts(seen.states),
             )
         done, end = await self._bulk.retry_runs(wanted, as_of, after, size, by=bearer() or "")
         return workflow_pb2.RetryRunsResponse(
@@ -82,8 +83,8 @@ class OperatorCalls(workflow_pb2_grpc.WorkflowServiceServicer):
         wanted = bulk.run_selection(request.filter, CANCELLABLE)
         message, grace_s = convert_requests.cancel_terms(request)
         size, as_of, after = bulk.bulk_size(request.page_size), bulk.as_of(request), bulk.place_of(request)
-        if as_of is None:
-            seen = await self._bulk.preview_cancels(wanted)
+        if request.preview or as_of is None:
+            seen = await self._bulk.preview_cancels(wanted, as_of)
             return workflow_pb2.CancelRunsResponse(
                 count=seen.count,
                 more=seen.more,
@@ -103,8 +104,8 @@ class OperatorCalls(workflow_pb2_grpc.WorkflowServiceServicer):
     ) -> workflow_pb2.RequeueStepsResponse:
         wanted = bulk.step_selection(request.filter)
         size, as_of, after = bulk.bulk_size(request.page_size), bulk.as_of(request), bulk.place_of(request)
-        if as_of is None:
-            seen = await self._bulk.preview_requeues(wanted)
+        if request.preview or as_of is None:
+            seen = await self._bulk.preview_requeues(wanted, as_of)
             steps = await self._reads.steps(seen.sample, LEAN_BYTES)
             return workflow_pb2.RequeueStepsResponse(
                 count=seen.count,
