@@ -100,7 +100,12 @@ class Compose(Target):
         nodes = self._nodes
         kills = {node.host: node.kills for node in nodes.executors}
         verdict = await judge(
-            self.database_url, self._folder / "work" / "ledger.jsonl", None, confirmed, kills
+            self.database_url,
+            self._folder / "work" / "ledger.jsonl",
+            None,
+            confirmed,
+            kills,
+            frozen=self.faults.frozen,
         )
         verdict.violations += await self._checked()
         verdict.blobs_verified = await self._blobs()

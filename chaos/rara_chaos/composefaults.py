@@ -96,6 +96,7 @@ class ComposeFaults:
         self._database_url = database_url
         self._database = DatabaseSide(database_url)
         self._cpus = str(cpus)
+        self.frozen: list[tuple[float, float]] = []  # executors, from and to, monotonic
 
     def executor_kind(self, fault: Fault) -> str:
         return self._executor(fault).service.removesuffix("-executor")
@@ -112,9 +113,9 @@ class ComposeFaults:
             case Kind.EXECUTOR_STOPPED:
                 await _stopped(executor, hold_s)
             case Kind.EXECUTOR_FROZEN_BRIEFLY:
-                await _frozen(executor, hold_s)
+                self.frozen.append(await _frozen(executor, hold_s))
             case Kind.EXECUTOR_FROZEN_PAST_LEASE:
-                await _frozen(executor, hold_s * LEASE_S / LOCAL_LEASE_S)
+                self.frozen.append(await _frozen(executor, hold_s * LEASE_S / LOCAL_LEASE_S))
             case Kind.EXECUTOR_CUT_OFF:
                 await _cut_off(executor, "default", hold_s)
             case Kind.SCHEDULER_KILLED:
@@ -249,13 +250,16 @@ async def _stopped(node: Node, hold_s: float) -> None:
         await node.start()
 
 
-async def _frozen(node: Node, hold_s: float) -> None:
+async def _frozen(node: Node, hold_s: float) -> tuple[float, float]:
+    """From when to when, at most."""
+    began_s = time.monotonic()
     async with turn_of(node):
         try:  # also where the engine did it and has not answered in time
             await docker("pause", node.id)
             await asyncio.sleep(hold_s)
         finally:
             await docker("unpause", node.id)
+    return began_s, time.monotonic()
 
 
 async def _cut_off(node: Node, network: str, hold_s: float) -> None:

@@ -18,6 +18,7 @@ from rara_chaos.load import Confirmed
 
 # Between the instant that a line carries and the moment it stands for, on a machine that is busy.
 _CLOCK_S = 0.05
+_THAW_S = 0.5  # after a thaw, until it has fenced what it holds
 _CLOCK_CALLS = 20
 _OVERDUE_S = 10.0  # the stack has been quiet: what is due has been served
 OURS = "definition like 'chaos-%'"  # runs of the load, where there are others
@@ -94,11 +95,12 @@ async def judge(
     kills: Mapping[str, Sequence[float]],
     *,
     is_other_clock: bool = False,
+    frozen: Sequence[tuple[float, float]] = (),
 ) -> Verdict:
     """Read everything; the stack is quiet.
 
     blob_folder: None where somebody else looks at the blobs. kills: of executors, by name, in wall time.
-    is_other_clock: the database is another machine's.
+    is_other_clock: the database is another machine's. frozen: executors as a whole, from and to, monotonic.
     """
     verdict = Verdict()
     connection = await asyncpg.connect(dsn)
@@ -106,7 +108,7 @@ async def judge(
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             await _judge_runs(connection, confirmed, verdict)
             await _judge_open(connection, verdict)
-            by_key = activities(ledger.read(ledger_path))
+            by_key = activities(ledger.read(ledger_path), frozen)
             await _judge_ledger(connection, by_key, verdict)
             await _judge_kinds(connection, verdict)
             attempts = await read_attempts(connection)
@@ -246,12 +248,19 @@ async def _judge_ledger(
     verdict.violations += await _wrong_charges(connection, recorded)
 
 
-def activities(entries: Iterable[Entry]) -> dict[str, dict[int, Activity]]:
-    """By idempotency key and lease token."""
+def activities(
+    entries: Iterable[Entry], frozen: Sequence[tuple[float, float]] = ()
+) -> dict[str, dict[int, Activity]]:
+    """By idempotency key and lease token.
+
+    Where a whole executor was frozen, its handlers and its warden go on together, and a handler may write a last word
+    before it is fenced: that is taken for one of before.
+    """
     by_key: dict[str, dict[int, Activity]] = defaultdict(dict)
     for entry in entries:
         activity = by_key[entry.key].setdefault(entry.token, Activity(entry.at_s, entry.at_s))
-        activity.last_s = max(activity.last_s, entry.at_s)
+        if not any(began_s < entry.at_s < ended_s + _THAW_S for began_s, ended_s in frozen):
+            activity.last_s = max(activity.last_s, entry.at_s)
         activity.starts += entry.what is What.START
         activity.effects += entry.what is What.EFFECT
     return by_key

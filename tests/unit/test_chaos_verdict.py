@@ -57,6 +57,13 @@ def test_a_handler_that_outlives_two_successors_is_found() -> None:
     assert len(overlaps("key", found)) == 2
 
 
+def test_a_last_word_of_a_frozen_executor_is_one_of_before() -> None:
+    entries = [entry(What.START, 1, 1.0), entry(What.START, 5, 8.0), entry(What.END, 1, 9.1)]
+    assert len(overlaps("key", activities(entries)["key"])) == 1
+    assert overlaps("key", activities(entries, [(2.0, 9.0)])["key"]) == []
+    assert len(overlaps("key", activities(entries, [(2.0, 8.5)])["key"])) == 1
+
+
 def test_a_token_that_starts_twice_is_found() -> None:
     found = of(entry(What.START, 1, 1.0), entry(What.START, 1, 1.5))
     assert overlaps("key", found) == ["key: the handler of token 1 was started 2 times"]

@@ -70,7 +70,7 @@ class Warden:
         if self._process is not None:
             try:
                 self._process.wait(timeout=2)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, OSError):  # a clock that jumps makes the wait itself fail
                 self._process.kill()
                 self._process.wait()
             self._process = None
