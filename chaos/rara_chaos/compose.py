@@ -63,7 +63,7 @@ class Compose(Target):
         self.addresses = addresses
         self.ledger = _LEDGER
         self.database_url = database_url
-        self.faults = ComposeFaults(project, nodes, database_url, cpus)
+        self.faults = self._faults = ComposeFaults(project, nodes, database_url, cpus)
         self._project = project
         self._nodes = nodes
         self._folder = folder
@@ -105,7 +105,7 @@ class Compose(Target):
             None,
             confirmed,
             kills,
-            frozen=self.faults.frozen,
+            frozen=self._faults.frozen,
         )
         verdict.violations += await self._checked()
         verdict.blobs_verified = await self._blobs()
