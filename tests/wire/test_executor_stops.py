@@ -254,7 +254,8 @@ async def test_heartbeats_go_on_while_a_handler_blocks(
     beats = [beat for beat in session.of("heartbeat") if beat.number > before]
     assert len(beats) >= 10
     assert all(1 in beat.lease_tokens for beat in beats[1:-1])
-    assert [beat.answered for beat in beats[1:]] == [beat.number - 1 for beat in beats[1:]]
+    # Each tells of the newest answer, which on a busy machine may be on its way when the next beat goes.
+    assert all(beat.number - 3 <= beat.answered < beat.number for beat in beats[1:])
 
 
 async def test_without_renewals_the_handler_is_stopped_before_the_lease_is_over(
