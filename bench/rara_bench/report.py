@@ -15,6 +15,10 @@ BENCH: Final = Path(__file__).resolve().parents[1]
 RESULTS: Final = BENCH / "results"
 README: Final = BENCH / "README.md"
 _MADE: Final = re.compile(r"(<!-- made: bench -->\n).*?(<!-- end -->)", re.DOTALL)
+_PICTURES: Final = """
+![Steps or jobs a second](results/rates.svg)
+![Figures as multiples of their bars](results/bars.svg)
+"""
 _RATES: Final = {
     "limit": ("physical limit", "steps_per_s"),
     "drain_go": ("rara, Go executor", "steps_per_s"),
@@ -69,7 +73,7 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
 def update_readme(result: Mapping[str, Any], readme: Path = README) -> None:
     """Make the table between its markers anew."""
     text = readme.read_text(encoding="utf-8")
-    made = _MADE.sub(lambda match: f"{match[1]}\n{table(result)}\n{match[2]}", text)
+    made = _MADE.sub(lambda match: f"{match[1]}\n{table(result)}\n{_PICTURES}\n{match[2]}", text)
     readme.write_text(made, encoding="utf-8")
 
 
