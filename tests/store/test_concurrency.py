@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import asyncpg
+import pytest
 import pytest_asyncio
-from rara_scheduler.domain.attempt import Guard, Item
+from rara_scheduler.domain.attempt import EventType, Guard, Item, Report
 from rara_scheduler.loops.aftermath import Aftermath
 from rara_scheduler.loops.committer import Committer, Submission
 from rara_scheduler.sessions import SessionRegistry
 from rara_scheduler.store.check import check
-from rara_scheduler.store.commit import LeaseReports
+from rara_scheduler.store.commit import BatchResult, LeaseReports
 from rara_scheduler.store.database import LockTimeout
 from rara_scheduler.store.leases import Grant, LeaseStore
 from rara_scheduler.store.sweeps import BEFORE_ALL
@@ -31,6 +32,7 @@ from support.store_world import (
     reports,
     running,
     store_world,
+    stored_artifact,
     succeeded,
 )
 
@@ -244,6 +246,8 @@ def a_committer(world: StoreWorld) -> Committer:
     class Nobody:
         def publish(self, workflow_run_ids: object) -> None: ...
 
+        def ended(self, workflow_run_ids: object) -> None: ...
+
     def nothing() -> None: ...
 
     registry = SessionRegistry(max_sessions=1)
@@ -252,10 +256,10 @@ def a_committer(world: StoreWorld) -> Committer:
 
 
 @contextlib.asynccontextmanager
-async def committing(committer: Committer) -> AsyncIterator[None]:
+async def committing(committer: Committer, *, within_s: float = 10) -> AsyncIterator[None]:
     task = asyncio.create_task(committer.run(), name="committer")
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(within_s):
             yield
     finally:
         task.cancel()
@@ -316,6 +320,83 @@ async def test_a_batch_that_a_stranger_shares_stores_and_answers_the_owners_even
         await committer.drained()
     assert await world.run_state(run_id) == "succeeded"
     assert (await world.step(grant.step_run_id))["output"] == b"{}"
+
+
+async def test_lanes_commit_runs_that_share_blobs_beside_a_sweep_and_do_not_lock_each_other_out(
+    worlds: list[StoreWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds[0]
+    blobs = [stored_artifact(f"blob{n}", bytes([n]) * 10) for n in range(6)]
+    await world.put_blobs(*blobs)
+    quick = {
+        "max_attempts": 1000,
+        "initial_backoff": {"nanos": 1_000_000},
+        "max_backoff": {"nanos": 2_000_000},
+    }
+    await world.define("pair", {"a": {"retry": quick}, "b": {"retry": quick, "depends_on": ["a"]}})
+    runs = [await world.start("pair") for _ in range(60)]
+    committer = a_committer(world)
+    dice = random.Random(3)
+    under_way = together = 0
+    commit = world.commits.commit
+
+    async def counted(batch: list[LeaseReports], *, skip_locked: bool = False) -> BatchResult:
+        nonlocal under_way, together
+        if skip_locked:
+            return await commit(batch, skip_locked=True)
+        under_way += 1
+        together = max(together, under_way)
+        try:
+            return await commit(batch)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(world.commits, "commit", counted)
+    before = await deadlocks(world)
+    async with committing(committer, within_s=60), asyncio.TaskGroup() as group:
+
+        async def sweep() -> None:
+            """Let leases expire, and take back those that nothing is on its way about."""
+            while True:
+                await worlds[1].raw.execute(
+                    "update rara.lease set granted_at = now() - interval '1 hour', expires_at = now() - interval '1 s'"
+                    " where step_run_id in"
+                    " (select step_run_id from rara.lease limit 5 for update skip locked)"
+                )
+                await world.sweeps.promote_due()
+                found = [
+                    x for x in await world.sweeps.reclaimable(NIL) if not committer.has_queued(x.lease_token)
+                ]
+                await committer.commit_found(
+                    [
+                        LeaseReports(x.step_run_id, x.workflow_run_id, x.lease_token, None, RECLAIM)
+                        for x in found
+                    ]
+                )
+                await asyncio.sleep(0.002)
+
+        sweeping = group.create_task(sweep())
+        while await world.raw.fetchval("select count(*) from rara.workflow_run where ended_at is null"):
+            for grant in await world.lease(40):
+                effect = Report(3, EventType.EFFECT, b"e", effect=("paid", b"1"))
+                some = dice.sample(blobs, 4)
+                for item in (
+                    accepted(),
+                    running(),
+                    effect,
+                    progress(4, b"{}", some[:2]),
+                    succeeded(5, artifacts=some),
+                ):
+                    say(committer, grant, item)
+                    if dice.random() < 0.3:
+                        await asyncio.sleep(0)
+            if dice.random() < 0.5:
+                await committer.drained()
+        sweeping.cancel()
+    assert together == 2
+    assert await deadlocks(world) == before
+    assert {await world.run_state(run_id) for run_id in runs} == {"succeeded"}
+    assert await world.raw.fetchval("select count(*) from rara.step_event where type = 'succeeded'") == 120
 
 
 async def test_two_grants_at_once_share_no_step(worlds: list[StoreWorld]) -> None:

@@ -125,7 +125,7 @@ class Settings(BaseSettings):
 
     call_connections: Annotated[int, Field(ge=1, le=100)] = 6
     """Database connections for API calls."""
-    engine_connections: Annotated[int, Field(ge=3, le=20)] = 5
+    engine_connections: Annotated[int, Field(ge=4, le=20)] = 6
     """Database connections for leasing, commits, heartbeats and sweeps, which calls never take."""
     statement_timeout_s: Positive = 20.0
     """Longest time of one statement, kept by the database."""
