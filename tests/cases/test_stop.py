@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rara_testing.processes import Process, Processes
 from rara_testing.scripted_executor import ScriptedExecutor
 from support.database_paths import frozen, sessions
 from support.drain_line import drained
+from support.running_executor import TESTS
 from support.running_scheduler import ACCEPT_S, SWEEP_S, until
 from support.scheduler_process import start_scheduler
 from support.spawned_executor import spawn_executor
@@ -181,6 +183,36 @@ async def test_fifty_stops_with_live_streams_end_in_time(
 
 
 # ---------------------------------------------------------------- what a stop must not wait for
+
+
+STUCK = """
+import sys, threading
+if any(name in argument for argument in sys.orig_argv for name in ("rara-scheduler", "rara-executor", "rara_cli")):
+    threading.Thread(target=threading.Event().wait).start()
+"""
+
+
+@pytest.mark.case("STOP-1")
+async def test_a_thread_that_never_ends_keeps_no_process(database_url: str, tmp_path: Path) -> None:
+    """A name that is looked up, or one of gRPC's own: the interpreter would wait for it."""
+    (tmp_path / "sitecustomize.py").write_text(STUCK)
+    env = {"PYTHONPATH": str(tmp_path)}
+    async with Processes(tmp_path) as processes:
+        scheduler, address = await start_scheduler(processes, database_url, tmp_path, env=env)
+        executor = await spawn_executor(
+            processes,
+            address,
+            tmp_path,
+            module="support.timed_handlers",
+            env={"PYTHONPATH": f"{tmp_path}:{TESTS}"},
+            prestart=1,
+        )
+        shown = await processes.start("cli", [sys.executable, "-m", "rara_cli", "--version"], env=env)
+        assert await shown.wait() == 0
+        assert "rara" in shown.report()
+        for process in (executor, scheduler):
+            code, took_s = await stopped(process)
+            assert (code, took_s < STOP_S) == (0, True), (process.name, code, took_s)
 
 
 @contextlib.asynccontextmanager

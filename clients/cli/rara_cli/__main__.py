@@ -1,6 +1,8 @@
 """The entry of `rara`: parse, run, and turn every end into an exit code and at most one line."""
 
+import contextlib
 import inspect
+import os
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -123,8 +125,12 @@ def _one_line(text: str) -> str:
 
 
 def main() -> None:
-    """The console script."""
-    sys.exit(run(sys.argv[1:]))
+    """The console script. Ends without the interpreter's last steps, in which gRPC may wait for a thread for ever."""
+    code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """`rara-executor`: read the settings, run the executor until a signal ends it."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
 import sys
+import threading
 from enum import IntEnum
+from typing import NoReturn
 
 # grpc must not add handlers of its own around fork: what we start, we spawn.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
@@ -69,20 +72,32 @@ def main(
         sys.exit(ExitCode.USAGE)
     logs.configure(log_format=chosen.log_format, level=chosen.log_level)
     os.environ.pop("RARA_TOKEN", None)  # the processes of handlers inherit what is left
-    sys.exit(_run(chosen))
+    _run(chosen)
 
 
-def _run(chosen: settings.Settings) -> ExitCode:
+def _run(chosen: settings.Settings) -> NoReturn:
     try:
         with asyncio.Runner(loop_factory=_loop_factory(chosen)) as runner:
             runner.run(_serve(chosen))
+            _leave(ExitCode.OK)
     except ConfigurationError as error:
         click.echo(f"rara-executor: {error}", err=True)
-        return ExitCode.FAILED
+        _leave(ExitCode.FAILED)
     except ReplacedError as error:
         click.echo(f"rara-executor: {error}", err=True)
-        return ExitCode.REPLACED
-    return ExitCode.OK
+        _leave(ExitCode.REPLACED)
+
+
+def _leave(code: ExitCode) -> NoReturn:
+    """End the process, all of ours being closed, without the interpreter's own last steps.
+
+    There gRPC may wait for ever for a thread that the interpreter has ended, and threads that look up a name are
+    waited for however long that takes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 async def _serve(chosen: settings.Settings) -> None:
@@ -100,13 +115,20 @@ async def _serve(chosen: settings.Settings) -> None:
     loop = asyncio.get_running_loop()
     signals = 0
 
+    def end_now() -> None:
+        executor.cut_short()
+        os._exit(ExitCode.FAILED)  # the warden ends the runners
+
     def on_signal() -> None:
         nonlocal signals
         signals += 1
         if signals > 1:
-            executor.cut_short()
-            os._exit(ExitCode.FAILED)  # at once, as asked: the warden ends the runners
+            end_now()  # asked twice: at once
         executor.stop()
+        # Whatever hangs, this loop too: a process that was asked to stop ends.
+        last_resort = threading.Timer(chosen.executor_stop_s, end_now)
+        last_resort.daemon = True
+        last_resort.start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)

@@ -1,7 +1,10 @@
 """The `rara-scheduler` command: read the settings, run the service."""
 
 import asyncio
+import contextlib
+import os
 import sys
+from typing import NoReturn
 
 from pydantic import ValidationError
 
@@ -33,12 +36,23 @@ def main() -> None:
         factory = uvloop.new_event_loop
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
-            code = runner.run(serve(settings))
+            _leave(runner.run(serve(settings)))
     except (Fault, MigrationError) as error:
         name = f"{error.code}: " if isinstance(error, Fault) else ""
         print(f"rara-scheduler: {name}{error}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
-    sys.exit(code)
+        _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process, all of ours being closed, without the interpreter's own last steps.
+
+    There gRPC may wait for ever for a thread that the interpreter has ended, and threads that look up a name are
+    waited for however long that takes.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
