@@ -26,7 +26,7 @@ select w.workflow_run_id::text, w.definition, w.definition_version, w.state, w.r
                                    group by 1
                                   union all
                                   select case when l.started_at is null then 'leased' else 'running' end, count(*)
-                                    from rara.step_run s -- see watch_run_leases
+                                    from rara.step_run s -- see watch_run_look
                                    cross join lateral (
                                          select h.started_at
                                            from rara.lease h
@@ -52,7 +52,8 @@ select w.workflow_run_id::text, w.definition, w.definition_version, w.state, w.r
                           having sum(o.n) > 0) as c)
        end as step_counts,
        w.failed_step_run_id::text, x.error::text as error, x.reason as failed_reason,
-       w.retry_of_workflow_run_id::text, w.created_at, w.started_at, w.ended_at, w.deadline, w.cancel_requested_at
+       w.retry_of_workflow_run_id::text, w.created_at, w.started_at, w.ended_at, w.deadline, w.cancel_requested_at,
+       exists (select from rara.run_artifact a where a.workflow_run_id = w.workflow_run_id) as has_artifacts
   from unnest($1::uuid[]) with ordinality as i (workflow_run_id, place)
   join rara.workflow_run w on w.workflow_run_id = i.workflow_run_id
   left join rara.result x on x.step_run_id = w.failed_step_run_id
@@ -100,6 +101,8 @@ select st.step_run_id::text, st.workflow_run_id::text, st.step_name, w.definitio
        st.cancel_requested_at, st.cancel_reason, st.cancel_delivered_at, st.cancel_confirmed_at,
        st.available_at, st.lease_expires_at, st.started_at, st.ended_at, least(st.deadline, w.deadline) as deadline,
        p.body as progress, st.granted_on is not null and st.state = 'succeeded' as has_manifest,
+       exists (select from rara.artifact a where a.step_run_id = st.step_run_id and a.attempt = st.attempt)
+           as has_artifacts,
        case when st.executor_id is null then last.kind_version
             else coalesce((select x.kind_version from rara.result x where x.step_run_id = st.step_run_id),
                           (select l.kind_version from rara.lease l where l.step_run_id = st.step_run_id))

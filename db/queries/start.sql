@@ -32,7 +32,7 @@ with given as materialized (
            now() + make_interval(secs => timeout_s), steps_total
       from given
      where idempotency_key is null or workflow_run_id in (select workflow_run_id from key)
-    returning workflow_run_id
+    returning workflow_run_id, created_at, deadline
 ), step as (
     insert into rara.step_run (step_run_id, workflow_run_id, step_name, route_id, idempotency_key, schedule_timeout)
     select s.step_run_id, workflow_run_id, s.step_name, s.route_id, s.idempotency_key,
@@ -61,7 +61,7 @@ with given as materialized (
            as a (workflow_run_id, name, sha256, size_bytes, media_type, type, inline, metadata)
       join run using (workflow_run_id)
 )
-select workflow_run_id::text from run;
+select workflow_run_id::text, created_at, deadline from run;
 
 -- name: start_keys_get
 select idempotency_key, workflow_run_id::text, request_sha256

@@ -1,10 +1,5 @@
 -- What changed, for those who watch.
 
--- name: watch_run_state
-select state, revision
-  from rara.workflow_run
- where workflow_run_id = $1::uuid;
-
 -- name: watch_settled_runs
 -- Those of the runs $1 of which there is something to tell: they have ended, or do not exist.
 select i.workflow_run_id::text, w.workflow_run_id is not null as is_known
@@ -12,62 +7,50 @@ select i.workflow_run_id::text, w.workflow_run_id is not null as is_known
   left join rara.workflow_run w on w.workflow_run_id = i.workflow_run_id
  where w.workflow_run_id is null or w.ended_at is not null;
 
--- name: watch_run_changes
--- Steps of the run $1 that changed after revision $2, or are leased: a grant touches no run row, so it raises no
--- revision. In the order of what happened. A step of a first attempt becomes ready in the commit of what it depends on,
--- so it is found from there, and the cost is that of what changed, however many steps are open.
+-- name: watch_run_look
+-- Where the run $1 stands, and its steps that changed after revision $2, or are leased: a grant touches no run row, so
+-- it raises no revision. In the order of what happened. A step of a first attempt becomes ready in the commit of what it
+-- depends on, so it is found from there, and the cost is that of what changed, however many steps are open.
+-- Leases have no index by run, which every grant would pay for. Small runs, of which many are watched at one time, ask
+-- by step; it takes more than 100 probes to cost what reading 10,000 leases does.
 with ended as materialized (
     select x.step_run_id, x.revision
       from rara.result x
      where x.workflow_run_id = $1::uuid and x.revision > $2
+), changed as (
+    select e.step_run_id, e.revision
+      from ended e
+    union all
+    select s.step_run_id, l.revision
+      from rara.workflow_run r
+      join rara.step_run s on s.workflow_run_id = r.workflow_run_id
+     cross join lateral (select h.revision from rara.lease h where h.step_run_id = s.step_run_id offset 0) as l
+     where r.workflow_run_id = $1::uuid and r.steps_total <= 100
+    union all
+    select l.step_run_id, l.revision
+      from rara.lease l
+     where l.workflow_run_id = $1::uuid
+       and (select r.steps_total > 100 from rara.workflow_run r where r.workflow_run_id = $1::uuid)
+    union all
+    select w.step_run_id, w.revision
+      from rara.waiting w
+     where w.workflow_run_id = $1::uuid and w.revision > $2
+    union all
+    select r.step_run_id, r.revision
+      from rara.ready r
+     where r.workflow_run_id = $1::uuid and r.attempt > 0 and r.revision > $2
+    union all
+    select r.step_run_id, r.revision
+      from (select distinct d.step_run_id
+              from ended e
+              join rara.step_dependency d on d.depends_on_step_run_id = e.step_run_id) b
+      join rara.ready r on r.step_run_id = b.step_run_id
+     where r.attempt = 0 and r.revision > $2
 )
-select c.step_run_id::text
-  from (select e.step_run_id, e.revision
-          from ended e
-        union all
-        select s.step_run_id, l.revision -- see watch_run_leases
-          from rara.workflow_run r
-          join rara.step_run s on s.workflow_run_id = r.workflow_run_id
-         cross join lateral (select h.revision from rara.lease h where h.step_run_id = s.step_run_id offset 0) as l
-         where r.workflow_run_id = $1::uuid and r.steps_total <= 100
-        union all
-        select l.step_run_id, l.revision
-          from rara.lease l
-         where l.workflow_run_id = $1::uuid
-           and (select r.steps_total > 100 from rara.workflow_run r where r.workflow_run_id = $1::uuid)
-        union all
-        select w.step_run_id, w.revision
-          from rara.waiting w
-         where w.workflow_run_id = $1::uuid and w.revision > $2
-        union all
-        select r.step_run_id, r.revision
-          from rara.ready r
-         where r.workflow_run_id = $1::uuid and r.attempt > 0 and r.revision > $2
-        union all
-        select r.step_run_id, r.revision
-          from (select distinct d.step_run_id
-                  from ended e
-                  join rara.step_dependency d on d.depends_on_step_run_id = e.step_run_id) b
-          join rara.ready r on r.step_run_id = b.step_run_id
-         where r.attempt = 0 and r.revision > $2) as c
- order by c.revision, c.step_run_id;
-
--- name: watch_run_leases
--- Steps of the run $1 that are leased now: all that can change while its revision stands still. Leases have no index by
--- run, which every grant would pay for. Small runs, of which many are watched at one time, ask by step; it takes more
--- than 100 probes to cost what reading 10,000 leases does.
-select c.step_run_id::text
-  from (select s.step_run_id
-          from rara.workflow_run r
-          join rara.step_run s on s.workflow_run_id = r.workflow_run_id
-         cross join lateral (select from rara.lease h where h.step_run_id = s.step_run_id offset 0) as held
-         where r.workflow_run_id = $1::uuid and r.steps_total <= 100
-        union all
-        select l.step_run_id
-          from rara.lease l
-         where l.workflow_run_id = $1::uuid
-           and (select r.steps_total > 100 from rara.workflow_run r where r.workflow_run_id = $1::uuid)) as c
- order by c.step_run_id;
+select w.state, w.revision,
+       array(select c.step_run_id::text from changed c order by c.revision, c.step_run_id) as step_run_ids
+  from rara.workflow_run w
+ where w.workflow_run_id = $1::uuid;
 
 -- name: watch_attempt
 -- Attempt $2 of the step $1: where its events are, its token, and whether it is over. No row: it never was, or is yet

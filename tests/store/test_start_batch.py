@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.start_command import RunArtifact, StartCommand
-from rara_scheduler.store.start import RunStarter
+from rara_scheduler.store.start import RunStarter, Started
 from support.store_world import StoreWorld, store_world
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
@@ -40,10 +40,10 @@ async def test_a_batch_stores_what_single_starts_store(world: StoreWorld) -> Non
         StartCommand("chain"),
     ]
     started = await world.starter.start_batch(commands)
-    assert [known for _, known in started] == [False, False, False]
-    ids = [run_id for run_id, _ in started]
+    assert [each.already for each in started] == [False, False, False]
+    ids = [each.run_id for each in started]
     assert len(set(ids)) == 3
-    assert [await world.starter.start(each) for each in commands[1:2]] == [(ids[1], True)]
+    assert [await world.starter.start(each) for each in commands[1:2]] == [Started(ids[1], already=True)]
     chain, timed, bare = [await world.run(run_id) for run_id in ids]
     assert (chain["definition"], chain["input"], chain["labels"]) == (
         "chain",
@@ -82,7 +82,7 @@ async def test_a_batch_stores_what_single_starts_store(world: StoreWorld) -> Non
 async def test_ids_rise_in_the_order_of_the_requests(world: StoreWorld) -> None:
     await world.define("one", {"a": {}})
     started = await world.starter.start_batch([StartCommand("one") for _ in range(300)])
-    ids = [run_id for run_id, _ in started]
+    ids = [each.run_id for each in started]
     assert ids == sorted(ids)
     assert len(set(ids)) == 300 == await count(world, "ready")
 
@@ -91,14 +91,14 @@ async def test_what_is_started_already_is_told_and_the_rest_is_started(world: St
     await world.define("one", {"a": {}})
     told: list[int] = []
     starter = RunStarter(world.database, world.definitions, on_ready=lambda: told.append(1))
-    earlier, _ = await starter.start(StartCommand("one", idempotency_key="k1"))
+    earlier = (await starter.start(StartCommand("one", idempotency_key="k1"))).run_id
     commands = [StartCommand("one", idempotency_key=f"k{n}") for n in range(3)]
     first = await starter.start_batch(commands)
-    assert [known for _, known in first] == [False, True, False]
-    assert first[1] == (earlier, True)
+    assert [each.already for each in first] == [False, True, False]
+    assert first[1] == Started(earlier, already=True)
     assert len(told) == 2
     again = await starter.start_batch(commands)
-    assert again == [(run_id, True) for run_id, _ in first]
+    assert again == [Started(each.run_id, already=True) for each in first]
     assert len(told) == 2
     assert await count(world, "workflow_run") == 3 == await count(world, "step_run")
 
@@ -166,10 +166,10 @@ async def test_batches_with_the_same_keys_in_opposite_orders_start_each_run_once
         )
         by_key: dict[str | None, set[str]] = {}
         for batch, started in zip((up, up[::-1], up[10:30], up[::-1][5:25]), found, strict=True):
-            for command, (run_id, _) in zip(batch, started, strict=True):
-                by_key.setdefault(command.idempotency_key, set()).add(run_id)
+            for command, each in zip(batch, started, strict=True):
+                by_key.setdefault(command.idempotency_key, set()).add(each.run_id)
         assert {len(ids) for ids in by_key.values()} == {1}
-        assert sum(not known for started in found for _, known in started) == 40
+        assert sum(not each.already for started in found for each in started) == 40
     assert await count(world, "workflow_run") == 200 == await count(world, "ready")
     await asyncio.sleep(1.1)  # counters arrive late
     assert before == await world.raw.fetchval(

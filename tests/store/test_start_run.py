@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.start_command import RunArtifact, StartCommand
-from rara_scheduler.store.start import RunStarter
+from rara_scheduler.store.reads import Reads
+from rara_scheduler.store.start import RunStarter, Started
 from support.store_world import StoreWorld, store_world
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
@@ -47,12 +48,15 @@ async def refusal(world: StoreWorld, command: StartCommand) -> Fault:
 
 async def test_a_start_stores_run_steps_edges_and_what_is_ready(world: StoreWorld) -> None:
     await world.define("diamond", DIAMOND, labels={"team": "x"})
-    run_id, already = await world.starter.start(
+    started = await world.starter.start(
         StartCommand(
             "diamond", input=b'{"n": 1.10}', labels={"who": "me"}, traceparent="00-t", tracestate="s"
         )
     )
-    assert not already
+    assert not started.already
+    run_id = started.run_id
+    reads = Reads(world.database, world.definitions, silent_after_s=10.0)
+    assert started.view == await reads.get_run(run_id)  # it is told without being read
     run = await world.run(run_id)
     assert (run["definition"], run["definition_version"], run["state"]) == ("diamond", 1, "pending")
     assert (run["steps_total"], run["steps_succeeded"], run["revision"]) == (4, 0, 1)
@@ -143,8 +147,8 @@ async def test_fifty_clients_with_one_key_and_content_start_one_run(world: Store
             for n in range(50)
         )
     )
-    assert len({run_id for run_id, _ in answers}) == 1
-    assert sum(not already for _, already in answers) == 1
+    assert len({each.run_id for each in answers}) == 1
+    assert sum(not each.already for each in answers) == 1
     assert (await count(world, "workflow_run"), await count(world, "step_run")) == (1, 4)
     assert (await count(world, "ready"), await count(world, "start_key")) == (1, 1)
 
@@ -155,8 +159,8 @@ async def test_a_repeat_gets_its_run_also_after_a_newer_version_and_with_another
     await world.define("d", {"a": {}})
     run_id = await world.start("d", idempotency_key="k", traceparent="one")
     await world.define("d", {"a": {}, "b": {}})
-    again, already = await world.starter.start(StartCommand("d", idempotency_key="k", traceparent="two"))
-    assert (again, already) == (run_id, True)
+    again = await world.starter.start(StartCommand("d", idempotency_key="k", traceparent="two"))
+    assert again == Started(run_id, already=True)
 
 
 OTHER_CONTENT: list[dict[str, Any]] = [
@@ -175,7 +179,7 @@ async def test_other_content_under_a_used_key_is_a_conflict_that_names_the_run(w
     for name in ("d", "e"):
         await world.define(name, {"a": {}})
     fields: dict[str, Any] = {"definition": "d", "input": b'{"n": 1}', "idempotency_key": "k"}
-    run_id, _ = await world.starter.start(StartCommand(**fields))
+    run_id = (await world.starter.start(StartCommand(**fields))).run_id
     for changes in OTHER_CONTENT:
         fault = await refusal(world, StartCommand(**(fields | changes)))
         assert fault.code is Code.IDEMPOTENCY_CONFLICT
@@ -183,7 +187,7 @@ async def test_other_content_under_a_used_key_is_a_conflict_that_names_the_run(w
     assert await count(world, "workflow_run") == 1
     for n, changes in enumerate(OTHER_CONTENT):
         command = StartCommand(**(fields | changes | {"idempotency_key": f"other {n}"}))
-        assert (await world.starter.start(command))[1] is False
+        assert (await world.starter.start(command)).already is False
 
 
 async def test_without_a_key_each_call_starts_a_run(world: StoreWorld) -> None:

@@ -119,8 +119,7 @@ class StoreWorld:
         await self.definitions.register(message)
 
     async def start(self, name: str, **fields: Any) -> str:
-        run_id, _ = await self.starter.start(StartCommand(name, **fields))
-        return run_id
+        return (await self.starter.start(StartCommand(name, **fields))).run_id
 
     async def lease(
         self, most: int = 100, executor_id: str | None = None, kind_version: str = "1.0.0"

@@ -16,9 +16,12 @@ class Subscription:
     def __init__(self, stopping: asyncio.Event) -> None:
         self._rung = asyncio.Event()
         self._stopping = stopping
+        self._hurried = asyncio.Event()  # the run has ended, or the scheduler stops: no pause goes on
 
-    def ring(self) -> None:
+    def ring(self, *, hurry: bool = False) -> None:
         self._rung.set()
+        if hurry:
+            self._hurried.set()
 
     async def wait(self, timeout_s: float) -> None:
         """Return when rung, or after the time. Raises Fault SHUTTING_DOWN as soon as the scheduler stops."""
@@ -31,10 +34,10 @@ class Subscription:
         self._rung.clear()
 
     async def pause(self, seconds: float) -> None:
-        """Wait the time out, rings or not; what rings meanwhile is heard. Raises as `wait` does."""
+        """Wait the time out, rings or not, unless the run has ended. Raises as `wait` does."""
         try:
             async with asyncio.timeout(seconds):
-                await self._stopping.wait()
+                await self._hurried.wait()
         except TimeoutError:
             pass
         self._refuse_if_stopping()
@@ -62,12 +65,18 @@ class ChangeHub:
             for subscription in self._watchers.get(run_id, ()):
                 subscription.ring()
 
+    def ended(self, run_ids: Iterable[str]) -> None:
+        """Say that these runs have ended: their watchers look at once."""
+        for run_id in run_ids:
+            for subscription in self._watchers.get(run_id, ()):
+                subscription.ring(hurry=True)
+
     def stop(self) -> None:
         """End every watcher, those to come too."""
         self._stopping.set()
         for subscriptions in self._watchers.values():
             for subscription in subscriptions:
-                subscription.ring()
+                subscription.ring(hurry=True)
 
     @contextmanager
     def subscribe(self, run_id: str) -> Iterator[Subscription]:

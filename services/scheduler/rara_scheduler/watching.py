@@ -10,15 +10,17 @@ from rara_scheduler.domain.run import TERMINAL as RUN_TERMINAL
 from rara_scheduler.domain.step import TERMINAL as STEP_TERMINAL
 from rara_scheduler.domain.views import RunView, StepView
 from rara_scheduler.store.reads import Reads
-from rara_scheduler.store.watch import STEP_PAGE, RunMark, StoredEvent, WatchReads
+from rara_scheduler.store.watch import STEP_PAGE, RunLook, StoredEvent, WatchReads
 from rara_scheduler.watch_hub import ChangeHub, Subscription
 
 POLL_S: Final = 1.0  # for changes that other schedulers commit
 ALIVE_S: Final = 15.0
 # Looks at a busy run: one per PACE_S in the long run, so that what changes in between is sent as one; the first
-# BURST_LOOKS after a quiet time at once, so that a short run is told without delay.
+# BURST_LOOKS after a quiet time nearly at once.
 PACE_S: Final = 0.1
 BURST_LOOKS: Final = 10
+# Even then so long, unless the run has ended: its next change is often on its way, and a look takes time from that.
+GATHER_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Watching:
         *,
         poll_s: float = POLL_S,
         alive_s: float = ALIVE_S,
+        gather_s: float = GATHER_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watch = watch
@@ -89,6 +92,7 @@ class Watching:
         self._hub = hub
         self._poll_s = poll_s
         self._alive_s = alive_s
+        self._gather_s = gather_s
         self._now_s = now_s
 
     async def run(self, workflow_run_id: str, after_revision: int) -> AsyncGenerator[RunUpdate, None]:
@@ -101,13 +105,6 @@ class Watching:
         if after_revision < 0:
             raise field_invalid("after_revision", "must not be negative")
         with self._hub.subscribe(workflow_run_id) as bell:
-            mark = await self._watch.run_mark(workflow_run_id)
-            if after_revision > mark.revision:
-                raise Fault(
-                    Code.REVISION_COMPACTED,
-                    f"run {workflow_run_id} is at revision {mark.revision}: watch from 0",
-                    metadata={"workflow_run_id": workflow_run_id, "revision": str(mark.revision)},
-                )
             follower = _RunFollower(self._watch, workflow_run_id, after_revision)
             if after_revision == 0:
                 async for update in follower.snapshot():
@@ -118,8 +115,14 @@ class Watching:
             pace = _Pace(self._now_s)
             while True:
                 pace.look()
-                mark = await self._watch.run_mark(workflow_run_id)
-                async for update in follower.changes(mark):
+                look = await self._watch.look(workflow_run_id, follower.revision)
+                if look.revision < follower.revision:
+                    raise Fault(
+                        Code.REVISION_COMPACTED,
+                        f"run {workflow_run_id} is at revision {look.revision}: watch from 0",
+                        metadata={"workflow_run_id": workflow_run_id, "revision": str(look.revision)},
+                    )
+                async for update in follower.changes(look):
                     last_sent_s = self._now_s()
                     yield update
                 if follower.has_ended:
@@ -178,11 +181,9 @@ class Watching:
                 await self._next_look(bell, pace)
 
     async def _next_look(self, bell: Subscription, pace: "_Pace") -> None:
-        """Wait for a change or the poll; a burst of changes becomes one look."""
+        """Wait for a change or the poll; a burst of changes becomes one look. The end of a run waits for nothing."""
         await bell.wait(self._poll_s)
-        early_s = pace.early_s()
-        if early_s > 0:
-            await bell.pause(early_s)
+        await bell.pause(max(self._gather_s, pace.early_s()))
 
 
 class _Pace:
@@ -230,26 +231,22 @@ class _RunFollower:
         self.has_ended = run.state in RUN_TERMINAL  # and then so were all its steps
         yield RunUpdate(self.revision, SnapshotEnd())
 
-    async def changes(self, mark: RunMark) -> AsyncIterator[RunUpdate]:
-        """What changed up to `mark`, and leases granted since; steps first, then the run."""
-        moved = mark.revision > self.revision
-        if moved:
-            ids = await self._watch.changed_step_ids(self._run_id, self.revision)
-        else:
-            ids = await self._watch.leased_step_ids(self._run_id)
-        for page in _pages(ids):
+    async def changes(self, look: RunLook) -> AsyncIterator[RunUpdate]:
+        """What a look from this follower's revision on has found; steps first, then the run."""
+        moved = look.revision > self.revision
+        for page in _pages(look.step_run_ids):
             for step in await self._watch.steps(page):
                 if self._sent.get(step.step_run_id) != _looks(step):
                     self._sent[step.step_run_id] = _looks(step)
                     yield RunUpdate(self.revision, step)
-        ended = mark.state in RUN_TERMINAL
+        ended = look.state in RUN_TERMINAL
         if moved or ended:
-            # Read now, it may be newer than the mark; the mark's revision is up to where the steps are complete.
+            # Read now, it may be newer than the look, whose revision is up to where the steps are complete.
             run = await self._watch.run(self._run_id)
-            self.revision = mark.revision
+            self.revision = look.revision
             if run.state in RUN_TERMINAL and not ended:
                 # Closed in between: its last steps come first, so that who stops at the end has seen them.
-                async for update in self.changes(RunMark(run.state, run.revision)):
+                async for update in self.changes(await self._watch.look(self._run_id, self.revision)):
                     yield update
                 return
             self.has_ended = ended

@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 class Hub(Protocol):
     def publish(self, workflow_run_ids: Iterable[str]) -> None: ...
 
+    def ended(self, workflow_run_ids: Iterable[str]) -> None: ...
+
 
 class Ends(Protocol):
     def ended(self, workflow_run_ids: Iterable[str]) -> None: ...
@@ -100,6 +102,7 @@ class Aftermath:
     def _runs_ended(self, runs: Mapping[str, str]) -> None:
         """runs: how they ended, by id."""
         self._metrics.runs_ended(runs.values())
+        self._hub.ended(runs)
         if runs and self._ends is not None:
             self._ends.ended(runs)
 

@@ -107,19 +107,20 @@ class Reads:
         """Those of the runs that exist, in that order. max_bytes: larger payloads are left out; None: none are."""
         rows = await connection.fetch(query("read_runs"), ids, max_bytes)
         artifacts: dict[str, list[ArtifactView]] = defaultdict(list)
-        for row in await connection.fetch(query("read_run_artifacts"), ids, max_bytes):
-            artifacts[row["workflow_run_id"]].append(artifact_view(row))
+        given = [row["workflow_run_id"] for row in rows if row["has_artifacts"]]
+        if given:
+            for row in await connection.fetch(query("read_run_artifacts"), given, max_bytes):
+                artifacts[row["workflow_run_id"]].append(artifact_view(row))
         return [run_view(row, artifacts[row["workflow_run_id"]]) for row in rows]
 
     # ------------------------------------------------------------------ steps
 
     async def get_step(self, step_run_id: str) -> StepView:
         """One step with all its payloads. Raises STEP_NOT_FOUND."""
-        async with self.snapshot() as connection:
-            rows = await self._step_rows(connection, [step_run_id], None)
-        if not rows:
+        found = await self.steps([step_run_id], None)
+        if not found:
             raise step_not_found(step_run_id)
-        return (await self._step_views(rows))[0]
+        return found[0]
 
     async def get_step_with_attempts(self, step_run_id: str) -> tuple[StepView, list[AttemptView]]:
         """One step and every attempt at it, the current one too. Raises STEP_NOT_FOUND."""
@@ -157,7 +158,8 @@ class Reads:
 
     async def steps(self, ids: Sequence[str], max_bytes: int | None) -> list[StepView]:
         """Those of the steps that exist, in that order, from one moment."""
-        async with self.snapshot() as connection:
+        # No snapshot: the steps are one statement, and the manifest of an attempt never changes.
+        async with self._database.connection() as connection:
             rows = await self._step_rows(connection, ids, max_bytes)
         return await self._step_views(rows)
 
@@ -174,7 +176,11 @@ class Reads:
         rows = await connection.fetch(query("read_steps"), ids, max_bytes)
         made = await self._manifests(
             connection,
-            [(row["step_run_id"], row["attempt"]) for row in rows if row["has_manifest"]],
+            [
+                (row["step_run_id"], row["attempt"])
+                for row in rows
+                if row["has_manifest"] and row["has_artifacts"]
+            ],
             max_bytes,
         )
         return [

@@ -5,10 +5,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
+
+import asyncpg
 
 from rara_scheduler.domain.errors import Code, Fault, field_invalid
 from rara_scheduler.domain.payload import parse_payload
+from rara_scheduler.domain.run import RunState
 from rara_scheduler.domain.start_command import (
     MAX_BATCH_STEPS,
     RunArtifact,
@@ -19,6 +23,8 @@ from rara_scheduler.domain.start_command import (
     refuse_secrets,
     request_sha256,
 )
+from rara_scheduler.domain.step import StepState
+from rara_scheduler.domain.views import PayloadView, RunView
 from rara_scheduler.store.database import Conflict, Connection, Database
 from rara_scheduler.store.definitions import DefinitionStore, Registered
 from rara_scheduler.store.queries import query
@@ -80,6 +86,39 @@ class _Start:
     def stored_artifacts(self) -> list[RunArtifact]:
         return [artifact for artifact in self.command.artifacts if artifact.inline is None]
 
+    def view(self, created_at: datetime, deadline: datetime | None) -> RunView:
+        """The run, which has no artifacts, at the moment of its start."""
+        command, spec = self.command, self.registered.spec
+        return RunView(
+            workflow_run_id=self.run_id,
+            definition=spec.definition,
+            definition_version=spec.version,
+            state=RunState.PENDING,
+            revision=1,
+            input=None if command.input is None else PayloadView(command.input, len(command.input)),
+            input_artifacts=[],
+            step_counts={StepState.PENDING: len(spec.steps)},
+            failed_step_run_id=None,
+            error=None,
+            labels=command.labels,
+            retry_of_workflow_run_id=None,
+            created_at=created_at,
+            started_at=None,
+            ended_at=None,
+            deadline=deadline,
+            cancel_requested_at=None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """already: an earlier call with the same key and content had started it. view: as it was started, None where it
+    has to be read."""
+
+    run_id: str
+    already: bool
+    view: RunView | None = None
+
 
 class RunStarter:
     """Starts runs, and tells `on_ready` after each commit that made steps leasable."""
@@ -97,8 +136,8 @@ class RunStarter:
         self._on_ready = on_ready
         self._max_inline_bytes = max_inline_bytes
 
-    async def start(self, command: StartCommand) -> tuple[str, bool]:
-        """The run's id, and whether an earlier call with the same key and content had started it.
+    async def start(self, command: StartCommand) -> Started:
+        """Start one run, or find the one that its key has started.
 
         Raises Fault: DEFINITION_NOT_FOUND; SECRET_IN_PAYLOAD; ARTIFACT_MISMATCH, ARTIFACT_NOT_FOUND,
         PAYLOAD_TOO_LARGE or FIELD_INVALID for the artifacts; IDEMPOTENCY_CONFLICT naming the run.
@@ -107,7 +146,7 @@ class RunStarter:
         (started,) = await self._start([self._checked(command, registered)])
         return started
 
-    async def start_batch(self, commands: Sequence[StartCommand]) -> list[tuple[str, bool]]:
+    async def start_batch(self, commands: Sequence[StartCommand]) -> list[Started]:
         """Start all or none, in one transaction; what `start` returns, for each.
 
         Raises the faults of `start` with the request's `index` in their metadata, and FIELD_INVALID for more than
@@ -142,7 +181,7 @@ class RunStarter:
         sha256 = "" if command.idempotency_key is None else request_sha256(command, value)
         return _Start(new_id(), command, registered, sha256, index)
 
-    async def _start(self, starts: Sequence[_Start]) -> list[tuple[str, bool]]:
+    async def _start(self, starts: Sequence[_Start]) -> list[Started]:
         arguments = _arguments(starts)
         for attempt in range(1, _TRIES + 1):
             try:
@@ -155,21 +194,31 @@ class RunStarter:
                 continue
             if started:
                 self._on_ready()
-            return [(earlier.get(each.run_id, each.run_id), each.run_id in earlier) for each in starts]
+            return [
+                Started(earlier[each.run_id], already=True)
+                if each.run_id in earlier
+                else Started(each.run_id, already=False, view=_view(each, started[each.run_id]))
+                for each in starts
+            ]
         raise AssertionError("unreachable")
 
     async def _try(
         self, starts: Sequence[_Start], arguments: Sequence[Any]
-    ) -> tuple[set[str], dict[str, str]]:
-        """The ids of what was started, and for the others the run that their key had started before."""
+    ) -> tuple[dict[str, asyncpg.Record], dict[str, str]]:
+        """The rows of what was started, by id, and for the others the run that their key had started before."""
         alone = len(starts) == 1 and not starts[0].stored_artifacts
         # One statement is a transaction by itself.
         scope = self._database.connection() if alone else self._database.transaction()
         async with scope as connection:
-            started = {row[0] for row in await connection.fetch(query("start_runs"), *arguments)}
+            rows = await connection.fetch(query("start_runs"), *arguments)
+            started = {row["workflow_run_id"]: row for row in rows}
             earlier = await _earlier(connection, [each for each in starts if each.run_id not in started])
             await _lock_blobs(connection, [each for each in starts if each.run_id in started])
         return started, earlier
+
+
+def _view(start: _Start, row: asyncpg.Record) -> RunView | None:
+    return None if start.command.artifacts else start.view(row["created_at"], row["deadline"])
 
 
 async def _earlier(connection: Connection, taken: Sequence[_Start]) -> dict[str, str]:

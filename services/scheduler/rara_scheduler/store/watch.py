@@ -17,11 +17,12 @@ STEP_PAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class RunMark:
-    """Where a run stands."""
+class RunLook:
+    """Where a run stands, and which of its steps changed after a revision or are leased, in the order of changes."""
 
     state: RunState
     revision: int
+    step_run_ids: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ class WatchReads:
         self._database = database
         self._reads = reads
 
-    async def run_mark(self, workflow_run_id: str) -> RunMark:
+    async def look(self, workflow_run_id: str, after_revision: int) -> RunLook:
         """Raises RUN_NOT_FOUND."""
         async with self._database.connection() as connection:
-            row = await connection.fetchrow(query("watch_run_state"), workflow_run_id)
+            row = await connection.fetchrow(query("watch_run_look"), workflow_run_id, after_revision)
         if row is None:
             raise run_not_found(workflow_run_id)
-        return RunMark(RunState(row["state"]), row["revision"])
+        return RunLook(RunState(row["state"]), row["revision"], row["step_run_ids"])
 
     async def run(self, workflow_run_id: str) -> RunView:
         """The run without large payloads. Raises RUN_NOT_FOUND."""
@@ -78,17 +79,6 @@ class WatchReads:
         """Every step that the run shows, reused ones too, by id."""
         async with self._database.connection() as connection:
             return await self._reads.step_ids_of_run(connection, workflow_run_id)
-
-    async def changed_step_ids(self, workflow_run_id: str, after_revision: int) -> list[str]:
-        """Steps that changed after a revision, and all that are leased, in the order of their changes."""
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(query("watch_run_changes"), workflow_run_id, after_revision)
-        return [row["step_run_id"] for row in rows]
-
-    async def leased_step_ids(self, workflow_run_id: str) -> list[str]:
-        async with self._database.connection() as connection:
-            rows = await connection.fetch(query("watch_run_leases"), workflow_run_id)
-        return [row["step_run_id"] for row in rows]
 
     async def steps(self, ids: Sequence[str]) -> list[StepView]:
         """The steps without large payloads; at most STEP_PAGE are asked for at once."""

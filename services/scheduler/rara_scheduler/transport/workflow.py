@@ -155,10 +155,12 @@ class WorkflowServicer(OperatorCalls):
     async def StartRun(
         self, request: workflow_pb2.StartRunRequest, context: Context
     ) -> workflow_pb2.StartRunResponse:
-        run_id, already_started = await self._starter.start(self._start_command(request))
-        if not already_started:
+        started = await self._starter.start(self._start_command(request))
+        if not started.already:
             self._metrics.run_started()
-        return workflow_pb2.StartRunResponse(run=await self._run(run_id), already_started=already_started)
+        view = started.view
+        run = await self._run(started.run_id) if view is None else convert.workflow_run(view)
+        return workflow_pb2.StartRunResponse(run=run, already_started=started.already)
 
     @answers
     async def BatchStartRuns(
@@ -175,11 +177,14 @@ class WorkflowServicer(OperatorCalls):
             if index % _BREATH == _BREATH - 1:
                 await asyncio.sleep(0)  # sessions and heartbeats are served by the same loop
         started = await self._starter.start_batch(commands)
-        for _, already_started in started:
-            if not already_started:
+        for run in started:
+            if not run.already:
                 self._metrics.run_started()
         return workflow_pb2.BatchStartRunsResponse(
-            runs=[workflow_pb2.StartedRun(workflow_run_id=i, already_started=known) for i, known in started]
+            runs=[
+                workflow_pb2.StartedRun(workflow_run_id=run.run_id, already_started=run.already)
+                for run in started
+            ]
         )
 
     def _start_command(
