@@ -54,7 +54,7 @@ select w.workflow_run_id::text, w.definition, w.definition_version, w.state, w.r
        w.failed_step_run_id::text, x.error::text as error, x.reason as failed_reason,
        w.retry_of_workflow_run_id::text, w.created_at, w.started_at, w.ended_at, w.deadline, w.cancel_requested_at,
        exists (select from rara.run_artifact a where a.workflow_run_id = w.workflow_run_id) as has_artifacts
-  from unnest($1::uuid[]) with ordinality as i (workflow_run_id, place)
+  from unnest((select $1::uuid[])) with ordinality as i (workflow_run_id, place)
   join rara.workflow_run w on w.workflow_run_id = i.workflow_run_id
   left join rara.result x on x.step_run_id = w.failed_step_run_id
  order by i.place;
@@ -91,6 +91,7 @@ select exists (select from rara.step_run where step_run_id = $1::uuid);
 
 -- name: read_steps
 -- The steps $1, in that order, with payloads up to $2 bytes. `last_*`: the attempt before, where it tells more.
+-- The array is hidden from the planner, which would else plan anew for each length: ten times what the reading takes.
 select st.step_run_id::text, st.workflow_run_id::text, st.step_name, w.definition, w.definition_version,
        q.executor_kind, q.kind, q.kind_version, st.state, st.reason, st.attempt, st.failures, st.revision,
        coalesce(st.executor_id, last.executor_id)::text as executor_id, e.executor_name,
@@ -108,7 +109,7 @@ select st.step_run_id::text, st.workflow_run_id::text, st.step_name, w.definitio
                           (select l.kind_version from rara.lease l where l.step_run_id = st.step_run_id))
        end as ran_version,
        e.executor_kind as ran_by_kind, e.sdk as ran_by_sdk
-  from unnest($1::uuid[]) with ordinality as i (step_run_id, place)
+  from unnest((select $1::uuid[])) with ordinality as i (step_run_id, place)
   join rara.step_state st on st.step_run_id = i.step_run_id
   join rara.workflow_run w on w.workflow_run_id = st.workflow_run_id
   join rara.route q on q.route_id = st.route_id

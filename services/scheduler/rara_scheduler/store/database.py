@@ -19,8 +19,10 @@ Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 ENGINE_LOCK_TIMEOUT_S = 1.0
 
 # Hot tables are often empty when their statistics are made, and the planner would then read them whole for each row
-# that a statement looks up by its key. The engine's statements have an index for all that they look up.
-ENGINE_PLANNER = {"enable_seqscan": "off"}
+# that a statement looks up by its key. What is looked up has an index.
+PLANNER = {"enable_seqscan": "off"}
+# The engine's statements have one good plan each, and planning them takes as long as carrying them out for one step.
+ENGINE_PLANNER = PLANNER | {"plan_cache_mode": "force_generic_plan"}
 
 
 class Lane(StrEnum):
@@ -152,7 +154,7 @@ class Database:
                     if lane is Lane.ENGINE
                     else self._server_settings["lock_timeout"],
                 }
-                | (ENGINE_PLANNER if lane is Lane.ENGINE else {}),
+                | (ENGINE_PLANNER if lane is Lane.ENGINE else PLANNER),
                 max_inactive_connection_lifetime=300.0,
                 reset=_keep_as_it_is,
             )
