@@ -1,6 +1,6 @@
 -- What turns reports about leases into stored history, states and results. One transaction runs:
--- lock_runs, lock_leases, decide (in domain/attempt.py), [lock_blobs, known_sequences, cascades], apply_batch,
--- [record_*, release_dependants].
+-- lock_runs, read_leases (or lock_leases), decide (in domain/attempt.py), [lock_blobs, known_sequences, cascades],
+-- apply_batch, [record_*, release_dependants].
 
 -- name: lock_runs
 -- Runs before leases everywhere, each by id.
@@ -22,9 +22,21 @@ select workflow_run_id::text, state as run_state, revision, steps_total, steps_s
  order by workflow_run_id
    for no key update skip locked;
 
+-- name: read_leases
+-- The leases of the steps $2, as far as their runs are among $1, which are locked: nobody else ends a lease of theirs
+-- or stores events under it. It may be renewed, and be asked to end, until apply_batch takes it. $3: accept timeout,
+-- seconds.
+select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings,
+       l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
+       l.last_sequence, l.gaps, l.cancel_reason, l.expires_at <= now() as expired,
+       l.granted_at <= now() - make_interval(secs => $3::float8) as accept_overdue, s.step_name, s.idempotency_key
+  from rara.lease l
+  join rara.step_run s on s.step_run_id = l.step_run_id
+ where l.step_run_id = any($2::uuid[]) and l.workflow_run_id = any($1::uuid[]);
+
 -- name: lock_leases
--- The leases of the steps $2, as far as their runs are among $1, which are locked. Under READ COMMITTED they come back
--- as they are after the wait; one that is gone is simply not there. $3: accept timeout, seconds.
+-- The same, so that they stay as they are. Under READ COMMITTED they come back as they are after the wait; one that is
+-- gone is simply not there.
 select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings,
        l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
        l.last_sequence, l.gaps, l.cancel_reason, l.expires_at <= now() as expired,
@@ -87,7 +99,11 @@ select sha256, size_bytes
 
 -- name: apply_batch
 -- Everything that one set of decisions writes: events, leases that go on, leases that end, runs.
--- The rows were locked by lock_runs and lock_leases; the tokens guard all the same.
+-- The runs were locked by lock_runs; the tokens guard all the same.
+-- A lease that was only read may have been renewed since, or asked to end. What goes on is written on top of either.
+-- What ends must have been decided by what its row says ($45: whether it was asked to end when read; null: it is
+-- locked), else it is left out, and whoever counts notices. One that changes while this statement waits for it has
+-- moved: current minor versions of PostgreSQL look at the place again and leave it out, too; older ones go on.
 -- Events come once: decide left out the numbers that are stored, and nobody else writes under these locks.
 -- Each lease is looked up by its key before it is changed by its place (`limit 1` keeps the planner from joining the
 -- other way round): where statistics say that the table is empty, it would go through all of it once for each row.
@@ -136,17 +152,23 @@ with event as (
            c.error::jsonb as error, c.last_sequence, c.gaps, c.confirmed, c.revision, c.schedule_timeout_s
       from unnest($19::uuid[], $20::bigint[], $21::text[], $22::text[], $23::bool[], $24::int[], $25::int[],
                   $26::float8[], $27::bytea[], $28::text[], $29::bigint[], $30::int[], $31::bool[], $32::bool[],
-                  $33::bool[], $34::bigint[], $35::float8[])
+                  $33::bool[], $34::bigint[], $35::float8[], $45::bool[])
            c(step_run_id, lease_token, outcome, reason, spent, failures, free_endings, delay_s, output, error,
-             last_sequence, gaps, accepted, started, confirmed, revision, schedule_timeout_s)
+             last_sequence, gaps, accepted, started, confirmed, revision, schedule_timeout_s, asked)
      cross join lateral (
            select h.ctid as place, h.*
              from rara.lease h
             where h.step_run_id = c.step_run_id and h.lease_token = c.lease_token
             limit 1
            ) l
+     where coalesce(c.asked = (l.cancel_requested_at is not null), true)
 ), ended as (
-    delete from rara.lease where ctid = any(array(select place from ending)) returning step_run_id
+    -- Not what was asked to end since this statement began: what is written of it would not say so.
+    delete from rara.lease
+     where ctid = any(array(select place from ending))
+       and (cancel_requested_at is null
+            or ctid = any(array(select place from ending where cancel_requested_at is not null)))
+    returning step_run_id
 ), closed as (
     insert into rara.result (step_run_id, workflow_run_id, state, reason, revision, attempt, failures, lease_token,
                              executor_id, granted_at, granted_on, accepted_at, started_at, last_sequence, gaps,

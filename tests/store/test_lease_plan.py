@@ -97,8 +97,9 @@ async def test_leasing_stays_flat_when_nothing_of_the_route_is_ready(
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
+        ("read_leases", 3),
         ("lock_leases", 3),
-        ("apply_batch", 44),
+        ("apply_batch", 45),
         ("grant_leases", 8),
         ("renew_leases", 5),
         ("current_tokens", 2),

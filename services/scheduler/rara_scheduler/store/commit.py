@@ -11,6 +11,7 @@ import structlog
 from rara_scheduler.domain.attempt import (
     AttemptEnding,
     Decision,
+    Guard,
     Item,
     LeaseFacts,
     Outcome,
@@ -45,6 +46,11 @@ _CONFLICT_RETRIES = 5
 # would cost more.
 _COPIED = 32
 _EVENT_COLUMNS = ("granted_on", "step_run_id", "attempt", "sequence", "type", "body")
+
+
+class _LeaseChanged(Exception):
+    """A lease that was read without its lock was renewed, or asked to end, before it was written: nothing is stored."""
+
 
 # What is left of a step whose definition cannot be had: enough to close it.
 _BARE_STEP = StepSpec("", "", "", "", (), None, b"", (), (), {}, {}, RetryPolicy())
@@ -180,14 +186,25 @@ class CommitStore:
 
     async def _commit_repeating(self, batch: Sequence[LeaseReports], *, skip_locked: bool) -> BatchResult:
         at_hand = SpecsAtHand(self._specs)
+        # A lock on each lease costs a write, and renewals would wait for it through the whole transaction. Whether one
+        # has expired, though, a renewal may change.
+        locks = skip_locked or any(_asks_for_time(item) for reports in batch for item in reports.items)
 
         async def once() -> BatchResult:
             async with self._database.transaction(Lane.ENGINE) as connection:
-                return await self._commit(connection, batch, at_hand, skip_locked=skip_locked)
+                return await self._commit(connection, batch, at_hand, locks=locks, skip_locked=skip_locked)
+
+        async def surely() -> BatchResult:
+            nonlocal locks
+            try:
+                return await at_hand.work(once)
+            except _LeaseChanged:
+                locks = True
+                return await at_hand.work(once)
 
         for turn in range(_CONFLICT_RETRIES):
             try:
-                return await at_hand.work(once)
+                return await surely()
             except Conflict:
                 if turn == _CONFLICT_RETRIES - 1:
                     raise
@@ -200,6 +217,7 @@ class CommitStore:
         batch: Sequence[LeaseReports],
         at_hand: SpecsAtHand,
         *,
+        locks: bool,
         skip_locked: bool,
     ) -> BatchResult:
         skip = "_skip_locked" if skip_locked else ""
@@ -208,29 +226,32 @@ class CommitStore:
         )
         runs = {row["workflow_run_id"]: locked_run(row) for row in rows}
         rows = await connection.fetch(
-            query(f"lock_leases{skip}"),
+            query(f"lock_leases{skip}" if locks else "read_leases"),
             list(runs),
             [reports.step_run_id for reports in batch],
             self._accept_timeout_s,
         )
         leases: dict[str, LeaseFacts] = {}
+        asked: dict[int, bool] | None = None if locks else {}
         for row in rows:
-            locked = LeaseFacts(*row)  # its columns are the fields, in their order
-            locked.cancel_reason = runs[locked.workflow_run_id].cancel_reason or locked.cancel_reason
-            leases[locked.step_run_id] = locked
+            lease = LeaseFacts(*row)  # its columns are the fields, in their order
+            if asked is not None:
+                asked[lease.lease_token] = lease.cancel_reason is not None
+            lease.cancel_reason = runs[lease.workflow_run_id].cancel_reason or lease.cancel_reason
+            leases[lease.step_run_id] = lease
         ledger = RunLedger(runs, at_hand.of(runs.values()), self._cancel_grace_s)
 
         result = BatchResult()
         current: list[tuple[LeaseReports, LeaseFacts]] = []
         late: list[LeaseReports] = []
         for reports in batch:
-            lease = leases.get(reports.step_run_id)
+            named = leases.get(reports.step_run_id)
             if (
-                lease is not None
-                and lease.lease_token == reports.lease_token
-                and reports.executor_id in (None, lease.executor_id)
+                named is not None
+                and named.lease_token == reports.lease_token
+                and reports.executor_id in (None, named.executor_id)
             ):
-                current.append((reports, lease))
+                current.append((reports, named))
             else:
                 late.append(reports)
         if skip_locked and late:
@@ -265,7 +286,7 @@ class CommitStore:
             result.decisions[lease.lease_token] = decision
         changed = [decision for decision in result.decisions.values() if decision.changed]
         if changed:
-            await self._write(connection, ledger, changed, specs, result)
+            await self._write(connection, ledger, changed, specs, asked, result)
         return result
 
     async def _write(
@@ -274,8 +295,10 @@ class CommitStore:
         ledger: RunLedger,
         changed: list[Decision],
         specs: Mapping[int, StepSpec],
+        asked: Mapping[int, bool] | None,
         result: BatchResult,
     ) -> None:
+        """asked: whether each lease, by token, was asked to end when it was read; None: they are locked."""
         for decision in changed:
             if decision.accept:
                 ledger.start(decision.lease.workflow_run_id)
@@ -309,13 +332,15 @@ class CommitStore:
             )
             events = []
         row = await connection.fetchrow(
-            query("apply_batch"), *_batch_columns(changed, events, runs, ledger, specs, self._lease_s)
+            query("apply_batch"), *_batch_columns(changed, events, runs, ledger, specs, asked, self._lease_s)
         )
         if row is None or (row["runs"], row["ended"], row["going_on"]) != (
             len(runs),
             len(ending),
             len(changed) - len(ending),
         ):
+            if asked is not None:
+                raise _LeaseChanged
             raise Inconsistent("a locked row changed under its lock")
         await self._record(connection, changed, specs)
         if ending:
@@ -463,6 +488,10 @@ class CommitStore:
         return bool(rows)
 
 
+def _asks_for_time(item: Item) -> bool:
+    return isinstance(item, AttemptEnding) and item.guard is Guard.EXPIRED
+
+
 def _left_alone(reports: LeaseReports, error: Exception) -> BatchResult:
     log.error(
         "commit.inconsistent",
@@ -556,11 +585,13 @@ def _batch_columns(
     runs: Sequence[LockedRun],
     ledger: RunLedger,
     specs: Mapping[int, StepSpec],
+    asked: Mapping[int, bool] | None,
     lease_s: float,
 ) -> list[object]:
-    """The 44 parameters of `apply_batch`, in its order."""
+    """The 45 parameters of `apply_batch`, in its order."""
     going_on = []
     ended = []
+    ended_asked = []
     for d in changed:
         lease = d.lease
         revision = ledger.runs[lease.workflow_run_id].next_revision
@@ -607,6 +638,7 @@ def _batch_columns(
                     spec.schedule_timeout_s,
                 )
             )
+            ended_asked.append(None if asked is None else asked[lease.lease_token])
     run_rows = [
         (
             r.workflow_run_id,
@@ -627,6 +659,7 @@ def _batch_columns(
         lease_s,
         *_padded(ended, 17),
         *_padded(run_rows, 9),
+        ended_asked,
     ]
 
 
