@@ -13,6 +13,11 @@ import pytest
 import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
 from rara.v1 import common_pb2, dispatch_pb2, job_pb2
+from rara_scheduler.domain.retry import RetryPolicy
+from rara_scheduler.domain.start_command import StartCommand
+from rara_scheduler.store.database import Database
+from rara_scheduler.store.definitions import DefinitionStore
+from rara_scheduler.store.start import RunStarter
 from rara_testing.job_events import (
     accepted,
     cancelled,
@@ -169,6 +174,30 @@ async def test_jobs_never_exceed_the_credit_and_are_sent_after_their_leases(worl
         await executor.credit(4)
         await executor.expect("jobs")
         assert sum(len(batch.jobs) for batch in executor.all("jobs")) == 4
+
+
+async def test_freed_credit_finds_what_another_scheduler_made_ready(
+    database_url: str, tmp_path: Path
+) -> None:
+    """No hint, no poll, no sweep: only a look that room becoming free has asked for."""
+    rare: dict[str, Any] = {"poll_s": 30.0, "sweep_s": 30.0, "lease_s": 120.0, "silence_s": 60.0}
+    async with running_scheduler(database_url, tmp_path, **rare) as world:
+        await world.define("one", {"a": {}})
+        database = Database(database_url)
+        await database.open()
+        elsewhere = RunStarter(database, DefinitionStore(database, RetryPolicy()), on_ready=lambda: None)
+        async with world.executor(credit=2) as executor:
+            await world.start("one")
+            job = await executor.expect_job()
+            await executor.events(accepted(job.lease))
+            await executor.expect_ack(job.lease, 1)  # by now a look has found nothing for the second slot
+            await elsewhere.start(StartCommand("one"))
+            await executor.events(running(job.lease), succeeded(job.lease))
+            second = await executor.expect_job(timeout_s=10)
+            assert second.lease.step_run_id != job.lease.step_run_id
+            await executor.events(accepted(second.lease), running(second.lease), succeeded(second.lease))
+            await executor.expect_ack(second.lease, 3)
+        await database.close()
 
 
 async def test_a_step_without_a_template_gets_the_input_of_the_run(world: RunningScheduler) -> None:

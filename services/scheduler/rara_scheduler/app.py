@@ -151,6 +151,7 @@ class Scheduler:
             self._sessions,
             self._hub,
             wake_dispatch=self._wake_dispatch,
+            credit_freed=self._credit_freed,
             wake_sweep=self._wake_sweep,
             tell_others=self._notify.tell_others,
             metrics=metrics,
@@ -348,6 +349,9 @@ class Scheduler:
     # Loops wake each other through these, so that none has to exist before another.
     def _wake_dispatch(self) -> None:
         self._dispatch.wake()
+
+    def _credit_freed(self) -> None:
+        self._dispatch.credit_freed()
 
     def _wake_sweep(self) -> None:
         self._sweep.wake()

@@ -31,8 +31,8 @@ class Ends(Protocol):
 class Aftermath:
     """Carries out what commits ask for. Synchronous: nothing here may wait.
 
-    wake_dispatch: steps became leasable. wake_sweep: a step waits for a time. tell_others: cancels belong to
-    executors of other schedulers.
+    wake_dispatch: steps became leasable. credit_freed: a session can take more. wake_sweep: a step waits for a time.
+    tell_others: cancels belong to executors of other schedulers.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Aftermath:
         hub: Hub,
         *,
         wake_dispatch: Callable[[], None],
+        credit_freed: Callable[[], None] = lambda: None,
         wake_sweep: Callable[[], None],
         tell_others: Callable[[], None],
         metrics: Metrics = SILENT,
@@ -53,6 +54,7 @@ class Aftermath:
         self._hub = hub
         self._ends = ends
         self._wake_dispatch = wake_dispatch
+        self._credit_freed = credit_freed
         self._wake_sweep = wake_sweep
         self.tell_others = tell_others
 
@@ -85,8 +87,10 @@ class Aftermath:
             if session is not None and (acks.acks or acks.refusals):
                 session.send(dispatch_pb2.ConnectResponse(acks=acks))
         self._follow_up(result.orders, result.changed_runs)
-        if result.made_ready or credit_freed:
+        if result.made_ready:
             self._wake_dispatch()
+        elif credit_freed:
+            self._credit_freed()
         if result.made_waiting:
             self._wake_sweep()
         self._metrics.attempts_ended(result.decisions.values())

@@ -30,6 +30,9 @@ log = structlog.get_logger(__name__)
 _CURSOR_LIFE_S = 3.0  # then probes begin at the front again
 _FEW_ROUTES = 4
 _NEWLY = 1.5  # polls
+# Room that becomes free where nothing was left to lease: what came since, but for other schedulers' work, wakes us by
+# itself, and a look would only be in the way of what has just ended.
+_NO_HURRY_S = 0.02
 
 
 @dataclass(slots=True)
@@ -148,6 +151,9 @@ class DispatchLoop:
         self._clock = clock
         self._wake = asyncio.Event()
         self._turning = asyncio.Lock()  # held during a turn
+        self._asked = False  # by more than free credit
+        self._emptied: set[int] = set()  # routes of which the last turn left nothing
+        self._no_hurry: asyncio.TimerHandle | None = None
         self._local_work = False
         self._none_ready_at = float("-inf")
         self._cursors: dict[int, Cursor] = {}
@@ -156,6 +162,12 @@ class DispatchLoop:
         self.stopping = False
 
     def wake(self) -> None:
+        """Steps may have become leasable, or somebody may serve them now."""
+        self._asked = True
+        self._wake.set()
+
+    def credit_freed(self) -> None:
+        """A session can take more: a look is due at once only where the last one may have left something."""
         self._wake.set()
 
     def nothing_ready(self, at: float) -> None:
@@ -165,12 +177,12 @@ class DispatchLoop:
     def work_submitted(self) -> None:
         """A step became leasable by an act of this process; other schedulers may have to be told."""
         self._local_work = True
-        self._wake.set()
+        self.wake()
 
     def look_from_front(self) -> None:
         """Steps came back, or stepped aside, that cursors may have passed."""
         self._cursors.clear()
-        self._wake.set()
+        self.wake()
 
     async def turn_over(self) -> None:
         """Return when the turn that is under way, if any, has ended: what it leases it has leased."""
@@ -186,8 +198,14 @@ class DispatchLoop:
             except TimeoutError:
                 if self._clock() - self._none_ready_at <= _NEWLY * self._poll_s:
                     continue  # the sweep has looked
+                self._asked = True
             self._wake.clear()
             if self.stopping:
+                continue
+            asked, self._asked = self._asked, False
+            if not asked and self._is_emptied():
+                if self._no_hurry is None:
+                    self._no_hurry = asyncio.get_running_loop().call_later(_NO_HURRY_S, self._hurry)
                 continue
             local, self._local_work = self._local_work, False
             try:
@@ -202,6 +220,14 @@ class DispatchLoop:
                     self._tell_others()
             except (Fault, Conflict, DataRefused) as error:
                 log.warning("dispatch.deferred", error=str(error))
+
+    def _hurry(self) -> None:
+        self._no_hurry = None
+        self.wake()
+
+    def _is_emptied(self) -> bool:
+        """Whether nothing was left of all that could be leased now."""
+        return bool(self._emptied) and all(group.routes.keys() <= self._emptied for group in self._groups())
 
     def _cannot_serve_all(self) -> bool:
         free = [session for session in self._sessions if session.free_credit()]
@@ -220,6 +246,7 @@ class DispatchLoop:
             self._cursors.clear()
             self._cursors_at = self._clock()
         self._turn += 1
+        self._emptied.clear()
         again = False
         for group in self._groups():
             again |= await self._serve(group)
@@ -287,9 +314,10 @@ class DispatchLoop:
             for route_id in limits:
                 self._cursors.pop(route_id, None)
             return True
-        return bool(grants) and (
-            not short or any(taken[route_id] >= most for route_id, most in limits.items())
-        )
+        if short and not any(taken[route_id] >= most for route_id, most in limits.items()):
+            self._emptied |= limits.keys()
+            return False
+        return bool(grants)
 
     def _limits(self, group: _Group, slots: int) -> dict[int, int]:
         """How many steps of each route may be taken in this turn."""

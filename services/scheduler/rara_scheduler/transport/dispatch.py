@@ -376,7 +376,7 @@ class DispatchServicer(dispatch_pb2_grpc.DispatchServiceServicer):
             case "credit":
                 if frame.credit.limit > session.credit_limit:
                     session.credit_limit = frame.credit.limit
-                    self._dispatch.wake()
+                    self._dispatch.credit_freed()
             case "rejections":
                 self._take_rejections(session, frame.rejections)
             case "cancel_receipts":
