@@ -53,20 +53,21 @@ select w.state, w.revision,
  where w.workflow_run_id = $1::uuid;
 
 -- name: watch_attempt
--- Attempt $2 of the step $1: where its events are, its token, and whether it is over. No row: it never was, or is yet
--- to come.
-select a.granted_on, a.lease_token, a.is_over
-  from (select attempt, granted_on, lease_token, true as is_over
+-- Attempt $2 of the step $1: where its events are, its token, whether it is over, and whose it is. No row: it never was,
+-- or is yet to come.
+select a.granted_on, a.lease_token, a.is_over, a.executor_id::text, coalesce(e.executor_name, '') as executor_name
+  from (select executor_id, attempt, granted_on, lease_token, true as is_over
           from rara.step_attempt
          where step_run_id = $1::uuid and attempt = $2
         union all
-        select attempt, granted_on, lease_token, true
+        select executor_id, attempt, granted_on, lease_token, true
           from rara.result
          where step_run_id = $1::uuid and attempt = $2 and lease_token is not null
         union all
-        select attempt, granted_on, lease_token, false
+        select executor_id, attempt, granted_on, lease_token, false
           from rara.lease
          where step_run_id = $1::uuid and attempt = $2) as a
+  left join rara.executor e on e.executor_id = a.executor_id
  limit 1;
 
 -- name: watch_events

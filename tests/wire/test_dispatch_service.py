@@ -12,7 +12,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from google.rpc import error_details_pb2, status_pb2
-from rara.v1 import common_pb2, dispatch_pb2, job_pb2
+from rara.v1 import common_pb2, dispatch_pb2, job_pb2, workflow_pb2
 from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.domain.start_command import StartCommand
 from rara_scheduler.store.database import Database
@@ -317,6 +317,33 @@ async def test_events_are_acknowledged_when_they_are_stored_and_repeats_too(worl
         assert not any(acks.refusals for acks in executor.all("acks"))
         assert await world.raw.fetchval("select count(*) from rara.step_event") == 5
         assert await world.run_state(run_id) == "succeeded"
+
+
+async def test_history_tells_who_accepted_from_the_lease_and_not_from_the_events_words(
+    world: RunningScheduler,
+) -> None:
+    await world.define("one", {"a": {}})
+    await world.start("one")
+    async with world.executor() as executor:
+        job = await executor.expect_job()
+        event = accepted(job.lease)
+        event.accepted.executor_id, event.accepted.executor_name = "somebody", "token-of-somebody"
+        await executor.events(event, running(job.lease), succeeded(job.lease))
+        await executor.expect_ack(job.lease, 3)
+        executor_id = executor.executor_id
+    bodies = await world.raw.fetch("select sequence, body from rara.step_event order by sequence")
+    assert not any(b"somebody" in row["body"] for row in bodies)
+    told = [
+        update.event
+        async for update in world.workflows.WatchStepRun(
+            workflow_pb2.WatchStepRunRequest(step_run_id=job.lease.step_run_id), timeout=20
+        )
+        if update.WhichOneof("update") == "event"
+    ]
+    assert [each.sequence for each in told] == [1, 2, 3]
+    assert {each.lease.lease_token for each in told} == {job.lease.lease_token}
+    assert (told[0].accepted.executor_id, told[0].accepted.executor_name) == (executor_id, "scripted")
+    assert told[0].event_time == event.event_time
 
 
 async def test_a_gap_is_named_once_and_what_comes_late_changes_no_state(world: RunningScheduler) -> None:

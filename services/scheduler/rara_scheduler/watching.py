@@ -10,7 +10,7 @@ from rara_scheduler.domain.run import TERMINAL as RUN_TERMINAL
 from rara_scheduler.domain.step import TERMINAL as STEP_TERMINAL
 from rara_scheduler.domain.views import RunView, StepView
 from rara_scheduler.store.reads import Reads
-from rara_scheduler.store.watch import STEP_PAGE, RunLook, StoredEvent, WatchReads
+from rara_scheduler.store.watch import STEP_PAGE, AttemptMark, RunLook, StoredEvent, WatchReads
 from rara_scheduler.watch_hub import ChangeHub, Subscription
 
 POLL_S: Final = 1.0  # for changes that other schedulers commit
@@ -45,7 +45,7 @@ class RunUpdate:
 class StoredStepEvent:
     step_run_id: str
     attempt: int
-    lease_token: int
+    mark: AttemptMark
     event: StoredEvent
 
 
@@ -167,7 +167,7 @@ class Watching:
                     page = await self._watch.events(step_run_id, watched, mark.granted_on, after_sequence)
                     for event in page:
                         last_sent_s = self._now_s()
-                        yield StoredStepEvent(step_run_id, watched, mark.lease_token, event)
+                        yield StoredStepEvent(step_run_id, watched, mark, event)
                         after_sequence = event.sequence
                     if not page:
                         break

@@ -326,6 +326,7 @@ class CommitStore:
             for d in changed
             for r in d.stored
         ]
+        events.sort()  # by key, so that neighbours in the index come together: splits of its pages cost less
         if len(events) >= _COPIED:
             await connection.copy_records_to_table(
                 "step_event", schema_name="rara", columns=_EVENT_COLUMNS, records=events

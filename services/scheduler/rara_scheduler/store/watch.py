@@ -27,14 +27,18 @@ class RunLook:
 
 @dataclass(frozen=True, slots=True)
 class AttemptMark:
+    """executor_name: empty where nothing is known of the executor any more."""
+
     granted_on: date
     lease_token: int
     is_over: bool
+    executor_id: str
+    executor_name: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """body: a serialised rara.v1.ProgressEvent without its lease."""
+    """body: a serialised rara.v1.ProgressEvent without what the rows beside it tell."""
 
     sequence: int
     body: bytes
@@ -88,7 +92,7 @@ class WatchReads:
         """None: there is no such attempt, yet."""
         async with self._database.connection() as connection:
             row = await connection.fetchrow(query("watch_attempt"), step_run_id, attempt)
-        return None if row is None else AttemptMark(row["granted_on"], row["lease_token"], row["is_over"])
+        return None if row is None else AttemptMark(*row)  # its columns are the fields, in their order
 
     async def events(
         self, step_run_id: str, attempt: int, granted_on: date, after_sequence: int

@@ -69,9 +69,12 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
     if sequence < 1:
         raise Fault(Code.FIELD_INVALID, "sequence: must be 1 or more")
     which = event.WhichOneof("event")
+    # Not stored, since rows beside it tell: the lease, the number, and who accepted, in whatever words.
     event.ClearField("lease")
+    event.ClearField("sequence")
     match which:
         case "accepted":
+            event.accepted.Clear()
             return Report(sequence, EventType.ACCEPTED, event.SerializeToString())
         case "running":
             return Report(sequence, EventType.RUNNING, event.SerializeToString())

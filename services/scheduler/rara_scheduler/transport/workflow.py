@@ -435,9 +435,13 @@ def _step_update(update: StepUpdate) -> workflow_pb2.WatchStepRunResponse:
 
 
 def _event(stored: StoredStepEvent) -> job_pb2.ProgressEvent:
+    """Whole again: see `read_event` for what is not stored of it."""
     event = job_pb2.ProgressEvent.FromString(stored.event.body)
     event.sequence = stored.event.sequence
     event.lease.step_run_id = stored.step_run_id
     event.lease.attempt = stored.attempt
-    event.lease.lease_token = stored.lease_token
+    event.lease.lease_token = stored.mark.lease_token
+    if event.WhichOneof("event") == "accepted":
+        event.accepted.executor_id = stored.mark.executor_id
+        event.accepted.executor_name = stored.mark.executor_name
     return event
