@@ -108,12 +108,12 @@ def _read(event: job_pb2.ProgressEvent, limits: PayloadLimits) -> Report:
         case "succeeded":
             outcome = _read_outcome(event.succeeded, limits)
             _lean(event.succeeded.output)
-            _lean_manifest(event.succeeded.manifest)
+            _lean_manifest(event.succeeded)
             return Report(sequence, EventType.SUCCEEDED, event.SerializeToString(), outcome=outcome)
         case "failed":
             error, partial = _read_error(event.failed, limits)
             _lean(event.failed.details)
-            _lean_manifest(event.failed.manifest)
+            _lean_manifest(event.failed)
             return Report(sequence, EventType.FAILED, event.SerializeToString(), error=error, partial=partial)
         case "cancelled":
             stopped = event.cancelled
@@ -153,8 +153,10 @@ def _lean(payload: common_pb2.Payload) -> None:
         payload.ClearField("data")
 
 
-def _lean_manifest(manifest: common_pb2.ArtifactManifest) -> None:
-    for artifact in manifest.artifacts:
+def _lean_manifest(event: job_pb2.JobResult | job_pb2.JobError) -> None:
+    if not event.HasField("manifest"):
+        return
+    for artifact in event.manifest.artifacts:
         artifact.ClearField("inline")
         _lean(artifact.metadata)
 
@@ -201,6 +203,8 @@ def _read_outcome(result: job_pb2.JobResult, limits: PayloadLimits) -> Outcome:
         # for the next one is refused: that one would go on from another value than was kept.
         output = redact_json(_checked(result.output, "succeeded.output", limits))
         result.output.data = output
+    if not (result.HasField("manifest") or result.consumed):
+        return Outcome(output=output, artifacts=(), consumed=())  # as most are
     artifacts = _read_manifest(result.manifest, limits)
     # What an output was made from was used, whether or not that is said as well: else a walk would end there.
     origins = {
