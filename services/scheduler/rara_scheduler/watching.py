@@ -1,7 +1,8 @@
 """Following a run or an attempt: what is sent, in which order, and when it ends."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -113,6 +114,8 @@ class Watching:
                     return
             last_sent_s = self._now_s()
             pace = _Pace(self._now_s)
+            if after_revision == 0:
+                await self._next_look(bell, pace)  # what came meanwhile has rung
             while True:
                 pace.look()
                 look = await self._watch.look(workflow_run_id, follower.revision)
@@ -234,20 +237,31 @@ class _RunFollower:
     async def changes(self, look: RunLook) -> AsyncIterator[RunUpdate]:
         """What a look from this follower's revision on has found; steps first, then the run."""
         moved = look.revision > self.revision
-        for page in _pages(look.step_run_ids):
-            for step in await self._watch.steps(page):
-                if self._sent.get(step.step_run_id) != _looks(step):
-                    self._sent[step.step_run_id] = _looks(step)
-                    yield RunUpdate(self.revision, step)
         ended = look.state in RUN_TERMINAL
-        if moved or ended:
-            # Read now, it may be newer than the look, whose revision is up to where the steps are complete.
-            run = await self._watch.run(self._run_id)
-            self.revision = look.revision
-            if run.state in RUN_TERMINAL and not ended:
-                # Closed in between: its last steps come first, so that who stops at the end has seen them.
-                async for update in self.changes(await self._watch.look(self._run_id, self.revision)):
-                    yield update
-                return
-            self.has_ended = ended
-            yield RunUpdate(self.revision, run)
+        *pages, last = [*_pages(look.step_run_ids)] or [()]
+        for page in pages:
+            for update in self._unsent(await self._watch.steps(page)):
+                yield update
+        if not (moved or ended):
+            for update in self._unsent(await self._watch.steps(last)):
+                yield update
+            return
+        # Read now, it may be newer than the look, whose revision is up to where the steps are complete.
+        steps, run = await asyncio.gather(self._watch.steps(last), self._watch.run(self._run_id))
+        for update in self._unsent(steps):
+            yield update
+        self.revision = look.revision
+        if run.state in RUN_TERMINAL and not ended:
+            # Closed in between: its last steps come first, so that who stops at the end has seen them.
+            async for update in self.changes(await self._watch.look(self._run_id, self.revision)):
+                yield update
+            return
+        self.has_ended = ended
+        yield RunUpdate(self.revision, run)
+
+    def _unsent(self, steps: Iterable[StepView]) -> Iterator[RunUpdate]:
+        """Those that look otherwise than when they were sent."""
+        for step in steps:
+            if self._sent.get(step.step_run_id) != _looks(step):
+                self._sent[step.step_run_id] = _looks(step)
+                yield RunUpdate(self.revision, step)

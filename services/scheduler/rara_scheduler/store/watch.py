@@ -86,7 +86,7 @@ class WatchReads:
 
     async def steps(self, ids: Sequence[str]) -> list[StepView]:
         """The steps without large payloads; at most STEP_PAGE are asked for at once."""
-        return await self._reads.steps(ids, LEAN_BYTES)
+        return await self._reads.steps(ids, LEAN_BYTES) if ids else []
 
     async def attempt_mark(self, step_run_id: str, attempt: int) -> AttemptMark | None:
         """None: there is no such attempt, yet."""
