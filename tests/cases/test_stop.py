@@ -192,6 +192,45 @@ if any(name in argument for argument in sys.orig_argv for name in ("rara-schedul
 """
 
 
+HANGS = """
+import threading, time
+from rara_executor.app import Executor
+from rara_executor.__main__ import main
+end = Executor.run
+async def run(self):
+    threading.Thread(target=threading.Event().wait).start()
+    await end(self)
+    {instead}
+Executor.run = run
+main()
+"""
+
+
+@pytest.mark.case("STOP-1")
+@pytest.mark.parametrize(
+    ("instead", "said"), [("time.sleep(3600)", ""), ("raise RuntimeError('a bug')", "a bug")]
+)
+async def test_a_bug_or_a_loop_that_hangs_keeps_no_process(
+    database_url: str, tmp_path: Path, instead: str, said: str
+) -> None:
+    async with Processes(tmp_path) as processes:
+        _, address = await start_scheduler(processes, database_url, tmp_path)
+        executor = await processes.start(
+            "executor",
+            [sys.executable, "-c", HANGS.format(instead=instead), "--scheduler", address],
+            env={
+                "PYTHONPATH": str(TESTS),
+                "RARA_EXECUTOR_MODULES": "support.timed_handlers",
+                "RARA_EXECUTOR_DIR": str(tmp_path / "executor"),
+                "RARA_EXECUTOR_STOP_S": "1",
+            },
+            ready="connected to",
+        )
+        code, took_s = await stopped(executor, 1.0 + 0.7)  # the bound, the last resort, its last words
+        assert (code, took_s < 1.0 + 0.7 + EXIT_S) == (1, True)
+        assert said in executor.report()
+
+
 @pytest.mark.case("STOP-1")
 async def test_a_thread_that_never_ends_keeps_no_process(database_url: str, tmp_path: Path) -> None:
     """A name that is looked up, or one of gRPC's own: the interpreter would wait for it."""

@@ -251,7 +251,14 @@ def a_committer(world: StoreWorld) -> Committer:
     def nothing() -> None: ...
 
     registry = SessionRegistry(max_sessions=1)
-    aftermath = Aftermath(registry, Nobody(), wake_dispatch=nothing, wake_sweep=nothing, tell_others=nothing)
+    aftermath = Aftermath(
+        registry,
+        Nobody(),
+        wake_dispatch=nothing,
+        credit_freed=nothing,
+        wake_sweep=nothing,
+        tell_others=nothing,
+    )
     return Committer(world.commits, aftermath, batch=1000)
 
 

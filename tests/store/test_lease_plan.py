@@ -8,8 +8,9 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
-from rara_scheduler.store.database import ENGINE_PLANNER
+from rara_scheduler.store.database import ENGINE_PLANNER, Lane
 from rara_scheduler.store.queries import load_queries, query
+from rara_scheduler.store.reads import Reads
 from support.store_world import LEASE_S, StoreWorld, new_id, store_world
 
 READY = 100_000
@@ -129,7 +130,6 @@ async def test_hot_rows_are_found_by_their_keys_when_statistics_say_that_there_a
     assert [tuple(row) for row in known] == [(0, True), (0, True)]  # what the planner goes by
     for setting, value in ENGINE_PLANNER.items():
         await connection.execute(f"set {setting} = {value}")
-    await connection.execute("set plan_cache_mode = force_generic_plan")
     await connection.execute(f"prepare hot as {query(name)}")
     nothing = ", ".join(["null"] * parameters)
     explained = json.loads(await connection.fetchval(f"explain (format json) execute hot({nothing})"))
@@ -202,3 +202,27 @@ async def test_every_statement_fits_the_schema(connection: "asyncpg.Connection[a
         except asyncpg.PostgresError as error:
             refused[name] = str(error)
     assert refused == {}
+
+
+@pytest.mark.parametrize(("lane", "mode"), [(Lane.ENGINE, "force_generic_plan"), (Lane.CALLS, "auto")])
+async def test_each_lane_plans_as_it_should(world: StoreWorld, lane: Lane, mode: str) -> None:
+    async with world.database.connection(lane) as connection:
+        assert await connection.fetchval("show enable_seqscan") == "off"
+        assert await connection.fetchval("show plan_cache_mode") == mode
+
+
+async def test_runs_and_steps_are_read_by_one_plan_whatever_their_number(world: StoreWorld) -> None:
+    """Planning takes ten times what reading does."""
+    await world.define("pair", {"a": {}, "b": {}})
+    run_id = await world.start("pair")
+    reads = Reads(world.database, world.definitions, silent_after_s=10.0)
+    async with world.database.connection() as connection:
+        ids = await reads.step_ids_of_run(connection, run_id)
+        for n in range(12):
+            await connection.fetch(query("read_steps"), ids[: 1 + n % 2], 4096)
+            await connection.fetch(query("read_runs"), [run_id] * (1 + n % 3), 4096)
+        rows = await connection.fetch(
+            "select custom_plans, generic_plans from pg_prepared_statements"
+            " where statement ~ 'ordinality as i' and custom_plans > 0"
+        )
+    assert [tuple(row) for row in rows] == [(5, 7), (5, 7)]

@@ -53,6 +53,19 @@ async def test_a_pause_is_not_cut_by_rings_and_keeps_nothing_of_them() -> None:
                 await bell.wait(LONG_S)
 
 
+async def test_the_end_of_its_run_cuts_a_pause() -> None:
+    hub = ChangeHub()
+    with hub.subscribe("a") as bell, hub.subscribe("b") as other:
+        pause = asyncio.create_task(bell.pause(LONG_S))
+        bystander = asyncio.create_task(other.pause(LONG_S))
+        await asyncio.sleep(0)
+        hub.ended(["a", "nobody"])
+        async with asyncio.timeout(5):
+            await pause
+        assert not bystander.done()
+        bystander.cancel()
+
+
 async def test_a_stop_ends_every_wait_and_pause_and_refuses_new_watchers() -> None:
     hub = ChangeHub()
     with hub.subscribe("a") as first, hub.subscribe("b") as second:

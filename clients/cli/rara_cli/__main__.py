@@ -109,7 +109,8 @@ def run(arguments: Sequence[str]) -> int:
         if inspect.iscoroutine(outcome):
             import asyncio
 
-            outcome = asyncio.run(complete(outcome))
+            # The runner is not closed: it would wait for threads, and the process ends anyway.
+            outcome = asyncio.Runner().run(complete(outcome))
         sys.stdout.flush()
         return outcome if isinstance(outcome, int) else Exit.OK
     except BrokenPipeError:

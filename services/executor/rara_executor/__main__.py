@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from enum import IntEnum
 from typing import NoReturn
 
@@ -19,6 +20,9 @@ from rara_executor import logs, settings
 from rara_executor.app import Executor
 from rara_executor.connection import ReplacedError
 from rara_executor.errors import ConfigurationError
+
+LAST_RESORT_S = 0.5  # behind the bound of a stop, which a stop in order may use up
+LAST_WORDS_S = 0.2
 
 
 class ExitCode(IntEnum):
@@ -77,19 +81,23 @@ def main(
 
 def _run(chosen: settings.Settings) -> NoReturn:
     try:
-        with asyncio.Runner(loop_factory=_loop_factory(chosen)) as runner:
-            runner.run(_serve(chosen))
-            _leave(ExitCode.OK)
+        runner = asyncio.Runner(loop_factory=_loop_factory(chosen))
+        runner.run(_serve(chosen))
+        code = ExitCode.OK
     except ConfigurationError as error:
         click.echo(f"rara-executor: {error}", err=True)
-        _leave(ExitCode.FAILED)
+        code = ExitCode.FAILED
     except ReplacedError as error:
         click.echo(f"rara-executor: {error}", err=True)
-        _leave(ExitCode.REPLACED)
+        code = ExitCode.REPLACED
+    except Exception:
+        traceback.print_exc()
+        code = ExitCode.FAILED
+    _leave(code)  # the runner is not closed: it would wait for threads
 
 
 def _leave(code: ExitCode) -> NoReturn:
-    """End the process, all of ours being closed, without the interpreter's own last steps.
+    """End the process without the interpreter's own last steps; what is ours is closed, or was left behind by a bug.
 
     There gRPC may wait for ever for a thread that the interpreter has ended, and threads that look up a name are
     waited for however long that takes.
@@ -116,7 +124,10 @@ async def _serve(chosen: settings.Settings) -> None:
     signals = 0
 
     def end_now() -> None:
-        executor.cut_short()
+        # In a thread, so that neither a bug nor a pipe that nobody reads keeps the process.
+        last_words = threading.Thread(target=executor.cut_short, daemon=True)
+        last_words.start()
+        last_words.join(LAST_WORDS_S)
         os._exit(ExitCode.FAILED)  # the warden ends the runners
 
     def on_signal() -> None:
@@ -125,8 +136,8 @@ async def _serve(chosen: settings.Settings) -> None:
         if signals > 1:
             end_now()  # asked twice: at once
         executor.stop()
-        # Whatever hangs, this loop too: a process that was asked to stop ends.
-        last_resort = threading.Timer(chosen.executor_stop_s, end_now)
+        # Whatever hangs from here on, this loop too: a process that has heard that it is to stop ends.
+        last_resort = threading.Timer(chosen.executor_stop_s + LAST_RESORT_S, end_now)
         last_resort.daemon = True
         last_resort.start()
 

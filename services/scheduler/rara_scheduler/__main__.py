@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 from pydantic import ValidationError
@@ -35,16 +36,19 @@ def main() -> None:
 
         factory = uvloop.new_event_loop
     try:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            _leave(runner.run(serve(settings)))
+        code = asyncio.Runner(loop_factory=factory).run(serve(settings))
     except (Fault, MigrationError) as error:
         name = f"{error.code}: " if isinstance(error, Fault) else ""
         print(f"rara-scheduler: {name}{error}", file=sys.stderr)  # noqa: T201
-        _leave(1)
+        code = 1
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    _leave(code)  # the runner is not closed: it would wait for threads
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process, all of ours being closed, without the interpreter's own last steps.
+    """End the process without the interpreter's own last steps; what is ours is closed, or was left behind by a bug.
 
     There gRPC may wait for ever for a thread that the interpreter has ended, and threads that look up a name are
     waited for however long that takes.

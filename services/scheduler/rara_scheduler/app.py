@@ -88,6 +88,8 @@ RETENTION_HEALTH = "rara.retention"
 
 # A scheduler that could not look for so long at what is paused leases nothing until it has.
 _STALE_SWEEPS = 5
+_LAST_RESORT_S = 0.5  # behind the bound of a stop, which a stop in order may use up
+_LAST_WORDS_S = 0.2
 _LEAST_STALE_S = 5.0
 
 _SERVICES = tuple(
@@ -583,16 +585,19 @@ async def serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
 
     def end_now() -> None:
-        scheduler.tell_drain()
+        # In a thread, so that neither a bug nor a pipe that nobody reads keeps the process.
+        last_words = threading.Thread(target=scheduler.tell_drain, daemon=True)
+        last_words.start()
+        last_words.join(_LAST_WORDS_S)
         os._exit(1)
 
     def on_signal() -> None:
         if scheduler.stop_asked:
             end_now()  # asked twice: at once; leases expire
         scheduler.stop()
-        # Whatever hangs, this loop too: a process that was asked to stop ends. Leases expire, and nothing
-        # acknowledged is lost.
-        last_resort = threading.Timer(settings.stop_s, end_now)
+        # Whatever hangs from here on, this loop too: a process that has heard that it is to stop ends. Leases expire,
+        # and nothing acknowledged is lost.
+        last_resort = threading.Timer(settings.stop_s + _LAST_RESORT_S, end_now)
         last_resort.daemon = True
         last_resort.start()
 

@@ -87,7 +87,7 @@ class Report:
 
 
 class Guard(StrEnum):
-    """What must still hold, under the row's lock, for an ending that no event brought."""
+    """What must still hold, under the commit's locks, for an ending that no event brought."""
 
     NONE = "none"
     EXPIRED = "expired"
@@ -113,7 +113,7 @@ Item: TypeAlias = Report | AttemptEnding | CancelReceipt
 
 @dataclass(slots=True, unsafe_hash=True)  # nobody changes it; frozen, making one takes three times as long
 class LeaseFacts:
-    """A locked lease row. cancel_reason: the run's, else the lease's own; None: nobody asked."""
+    """A lease row, under its run's lock. cancel_reason: the run's, else the lease's own; None: nobody asked."""
 
     step_run_id: str
     workflow_run_id: str

@@ -41,7 +41,7 @@ class Aftermath:
         hub: Hub,
         *,
         wake_dispatch: Callable[[], None],
-        credit_freed: Callable[[], None] = lambda: None,
+        credit_freed: Callable[[], None],
         wake_sweep: Callable[[], None],
         tell_others: Callable[[], None],
         metrics: Metrics = SILENT,

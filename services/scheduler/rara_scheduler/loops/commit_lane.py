@@ -164,7 +164,7 @@ class CommitLane:
             self._arrived.set()
 
     def _resize(self, taken: int, took_s: float) -> None:
-        """Where the database is slow, transactions get shorter: leases that are locked cannot be renewed.
+        """Where the database is slow, transactions get shorter: what one has written cannot be renewed before its end.
 
         Not ever shorter: of a few events most of the time is the transaction's own, or this process was kept waiting,
         and with one event each everything that waits would wait for ever. After a failure it grows with care.

@@ -203,10 +203,13 @@ class DispatchLoop:
             if self.stopping:
                 continue
             asked, self._asked = self._asked, False
-            if not asked and self._is_emptied():
+            if not asked and (self._no_hurry is not None or self._is_emptied()):
                 if self._no_hurry is None:
                     self._no_hurry = asyncio.get_running_loop().call_later(_NO_HURRY_S, self._hurry)
                 continue
+            if self._no_hurry is not None:
+                self._no_hurry.cancel()
+                self._no_hurry = None
             local, self._local_work = self._local_work, False
             try:
                 again = True

@@ -116,7 +116,7 @@ class Database:
         dsn: str,
         *,
         call_connections: int = 6,
-        engine_connections: int = 5,
+        engine_connections: int = 6,
         acquire_timeout_s: float = 5.0,
         statement_timeout_s: float = 20.0,
         lock_timeout_s: float = 5.0,
