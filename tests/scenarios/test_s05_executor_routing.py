@@ -193,6 +193,31 @@ async def test_no_kind_is_ever_given_beyond_its_own_limit_nor_an_executor_beyond
 
 
 @pytest.mark.case("S05", "ROUTE-1")
+@pytest.mark.parametrize("other", ["a", "b"])
+async def test_executors_have_the_first_pick_in_turn(world: RunningScheduler, other: str) -> None:
+    """Both can run it, and one perhaps something else as well: neither stands idle beside the other."""
+    await world.define("one", {"a": {"kind": "a"}})
+    await world.define("another", {"b": {"kind": other}})
+    async with (
+        world.executor([capability("a", "1.4.2")], credit=100) as plain,
+        world.executor([capability("a", "1.4.2"), capability("b", "1.4.2")], credit=100) as several,
+    ):
+        taken = Counter[str]()
+        for _ in range(8):
+            run_id = await world.start("one")
+            jobs = {asyncio.create_task(executor.expect_job()): executor for executor in (plain, several)}
+            done, waiting = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+            (first,) = done
+            lease = first.result().lease
+            await jobs[first].events(accepted(lease), running(lease), succeeded(lease))
+            await world.until_run(run_id, "succeeded")
+            taken["plain" if jobs[first] is plain else "several"] += 1
+    assert min(taken["plain"], taken["several"]) >= 2  # a step that arrives within a turn may go to the second
+
+
+@pytest.mark.case("S05", "ROUTE-1")
 async def test_a_session_that_drains_or_has_refused_is_offered_nothing_more(world: RunningScheduler) -> None:
     await world.define("a", {"s": {"kind": "a"}})
     await world.define("b", {"s": {"kind": "b"}})

@@ -159,6 +159,8 @@ class DispatchLoop:
         self._cursors: dict[int, Cursor] = {}
         self._cursors_at = clock()
         self._turn = 0
+        self._first = 0
+        self._granted = 0  # leases
         self.stopping = False
 
     def wake(self) -> None:
@@ -251,13 +253,19 @@ class DispatchLoop:
         self._turn += 1
         self._emptied.clear()
         again = False
+        granted = self._granted
         for group in self._groups():
             again |= await self._serve(group)
+        if self._granted > granted:
+            self._first += 1
         return again
 
     def _groups(self) -> list[_Group]:
         groups: dict[tuple[object, ...], _Group] = {}
-        for session in self._sessions:
+        sessions = list(self._sessions)
+        # One after the other comes first, else the same one would always have its pick of what several can run.
+        first = self._first % len(sessions) if sessions else 0
+        for session in sessions[first:] + sessions[:first]:
             if session.free_credit() <= 0:
                 continue
             served = self._unpaused(self._routes.served(session))
@@ -301,6 +309,7 @@ class DispatchLoop:
             if seen > self._cursors.get(grant.route_id, BEFORE_ALL):
                 self._cursors[grant.route_id] = seen
         if grants:
+            self._granted += len(grants)
             try:
                 await self._send(group, grants, granted)
             except (Fault, Conflict, DataRefused):
