@@ -214,7 +214,9 @@ async def test_executors_have_the_first_pick_in_turn(world: RunningScheduler, ot
             await jobs[first].events(accepted(lease), running(lease), succeeded(lease))
             await world.until_run(run_id, "succeeded")
             taken["plain" if jobs[first] is plain else "several"] += 1
-    assert min(taken["plain"], taken["several"]) >= 2  # a step that arrives within a turn may go to the second
+    assert (
+        min(taken["plain"], taken["several"]) >= 2
+    )  # a step that arrives within a turn may go to the second
 
 
 @pytest.mark.case("S05", "ROUTE-1")

@@ -1,4 +1,5 @@
-"""Adaptive group commit: at once when idle, else gather while a commit runs; what nobody waits for starts none."""
+"""Adaptive group commit: at once when idle, else gather while a commit runs, and as long again behind a small one; what
+nobody waits for starts none."""
 
 import asyncio
 from collections import deque
@@ -11,6 +12,7 @@ import structlog
 from rara_scheduler.domain.attempt import EventType, Item, Report
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.loops.aftermath import Aftermath
+from rara_scheduler.loops.pace import Pace
 from rara_scheduler.store.commit import BatchResult, LeaseReports
 from rara_scheduler.store.database import Conflict, DataRefused, LockTimeout
 from rara_scheduler.telemetry.port import Metrics
@@ -23,6 +25,7 @@ _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 2.0
 _LONGEST_COMMIT_S = 0.5
 _LEAST_SHORTENED = 50  # items
+_SMALL = 512  # items: behind fewer a lane rests
 # `running` of a short step is soon followed by its end, and progress by more of it, and nobody waits for their commit:
 # so long they stand aside for what else comes of their lease, and the row is written once. A runner that was given some
 # hundred jobs at once takes about as long to answer the last; where commits are slow, everything is.
@@ -68,6 +71,7 @@ class CommitLane:
         self._batch = batch
         self._size = batch  # of the next transaction, by how long the last ones took
         self._clock = clock
+        self._pace = Pace(clock)
         self._queue: deque[Submission] = deque()
         self._queued: dict[str, int] = {}
         self._tokens: dict[int, int] = {}
@@ -117,6 +121,8 @@ class CommitLane:
                 if not self._aside:
                     self._idle.set()
                 continue
+            if len(self._queue) < _SMALL:
+                await self._pace.rest()
             batch, reporters, taken = self._gather()
             began_at = self._clock()
             try:
@@ -133,6 +139,8 @@ class CommitLane:
             took_s = self._clock() - began_at
             self._resize(len(taken), took_s)
             self._linger_s = min(_LONGEST_LINGER_S, max(_LINGER_S, _LINGER_COMMITS * took_s))
+            if len(taken) < _SMALL:
+                self._pace.took(took_s)
             self._metrics.committed(len(taken), took_s)
             self._put_behind([submission for submission in taken if submission.lease_token in result.busy])
             self._held_up -= {reports.lease_token for reports in batch}

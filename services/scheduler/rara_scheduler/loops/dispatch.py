@@ -15,6 +15,7 @@ from rara_scheduler.domain.attempt import AttemptEnding
 from rara_scheduler.domain.errors import Code, Fault, StepError
 from rara_scheduler.domain.routing import Capability, Miss, Offer, Route, match
 from rara_scheduler.loops.committer import Committer, Submission
+from rara_scheduler.loops.pace import Pace
 from rara_scheduler.sessions import Held, Session, SessionRegistry
 from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.definitions import UnusableDefinition
@@ -29,6 +30,10 @@ log = structlog.get_logger(__name__)
 
 _CURSOR_LIFE_S = 3.0  # then probes begin at the front again
 _FEW_ROUTES = 4
+# Slots that a statement is offered: four times what the last turn gave, since each costs to deal and to send; one that
+# takes all of them is followed by the next at once.
+_LEAST_OFFERED = 64
+_OFFERED_TIMES = 4
 _NEWLY = 1.5  # polls
 # Room that becomes free where nothing was left to lease: what came since, but for other schedulers' work, wakes us by
 # itself, and a look would only be in the way of what has just ended.
@@ -160,7 +165,9 @@ class DispatchLoop:
         self._cursors_at = clock()
         self._turn = 0
         self._first = 0
-        self._granted = 0  # leases
+        self._granted = 0  # leases, by the largest statement of this turn
+        self._offered = _LEAST_OFFERED
+        self._pace = Pace(clock)
         self.stopping = False
 
     def wake(self) -> None:
@@ -201,6 +208,8 @@ class DispatchLoop:
                 if self._clock() - self._none_ready_at <= _NEWLY * self._poll_s:
                     continue  # the sweep has looked
                 self._asked = True
+            if self._offered == _LEAST_OFFERED:
+                await self._pace.rest()
             self._wake.clear()
             if self.stopping:
                 continue
@@ -253,11 +262,12 @@ class DispatchLoop:
         self._turn += 1
         self._emptied.clear()
         again = False
-        granted = self._granted
+        self._granted = 0
         for group in self._groups():
             again |= await self._serve(group)
-        if self._granted > granted:
+        if self._granted:
             self._first += 1
+        self._offered = min(self._lease_batch, max(_LEAST_OFFERED, _OFFERED_TIMES * self._granted))
         return again
 
     def _groups(self) -> list[_Group]:
@@ -288,7 +298,7 @@ class DispatchLoop:
         }
 
     async def _serve(self, group: _Group) -> bool:
-        slots = _deal(group.sessions, self._lease_batch)
+        slots = _deal(group.sessions, min(self._offered, self._lease_batch))
         limits = self._limits(group, len(slots))
         if not slots or not limits:
             return False
@@ -298,7 +308,9 @@ class DispatchLoop:
         ]
         granting_ns = epoch_ns()
         try:
+            began_at = self._clock()
             grants = await self._leases.grant(probes, slots, barred=self._pauses.definitions)
+            self._pace.took(self._clock() - began_at)
         except HeldInFront:
             return True
         granted = _Granted(granting_ns, epoch_ns(), self._clock())
@@ -309,7 +321,7 @@ class DispatchLoop:
             if seen > self._cursors.get(grant.route_id, BEFORE_ALL):
                 self._cursors[grant.route_id] = seen
         if grants:
-            self._granted += len(grants)
+            self._granted = max(self._granted, len(grants))
             try:
                 await self._send(group, grants, granted)
             except (Fault, Conflict, DataRefused):
