@@ -18,8 +18,6 @@ from support.postgres import (
 
 ROOT = Path(__file__).parent
 MISSING = pytest.StashKey[list[str]]()
-# Those with the slowest files first: processes that files are dealt to then end together.
-FOLDERS = ("containers", "system", "conformance", "scenarios", "cases", "wire", "store", "unit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,7 +38,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: FOLDERS.index(item.path.relative_to(ROOT).parts[0]))
     for item in items:
         for mark in item.iter_markers("needs"):
             for need in mark.args:
