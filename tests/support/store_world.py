@@ -211,7 +211,10 @@ class StoreWorld:
 
     async def make_due(self) -> None:
         """Let every backoff be over."""
-        await self.raw.execute("update rara.waiting set available_at = now()")
+        await self.raw.execute(
+            "update rara.waiting set available_at = now()"
+            " where step_run_id in (select step_run_id from rara.waiting for update skip locked)"
+        )
         await self.sweeps.promote_due()
 
 
