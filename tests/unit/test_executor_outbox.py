@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from rara.v1 import common_pb2, dispatch_pb2, job_pb2
-from rara_executor.outbox import MAX_BATCH_EVENTS, MAX_UNSENT_PROGRESS, PROGRESS_DELAY_S, Outbox
+from rara_executor.outbox import GATHER_S, MAX_BATCH_EVENTS, MAX_UNSENT_PROGRESS, Outbox
 
 T0 = 1000.0
 
@@ -18,6 +18,10 @@ def event(token: int, **kind: Any) -> job_pb2.ProgressEvent:
 
 def accepted(token: int) -> job_pb2.ProgressEvent:
     return event(token, accepted=job_pb2.JobAccepted(executor_id="x"))
+
+
+def running(token: int) -> job_pb2.ProgressEvent:
+    return event(token, running=job_pb2.JobRunning(runner_id="r1"))
 
 
 def progress(token: int, message: str, checkpoint: str = "") -> job_pb2.ProgressEvent:
@@ -64,14 +68,16 @@ def test_a_lease_without_a_stream_waits_and_then_leaves_in_order() -> None:
     assert outbox.take(T0) == []
 
 
-def test_progress_waits_a_moment_and_anything_else_takes_it_along() -> None:
+def test_running_and_progress_wait_a_moment_and_anything_else_takes_them_along() -> None:
     outbox = Outbox()
-    outbox.add(progress(1, "a"), T0)
-    assert outbox.due_in(T0) == pytest.approx(PROGRESS_DELAY_S)
-    assert outbox.due_in(T0 + PROGRESS_DELAY_S) == 0.0
+    outbox.add(running(1), T0)
+    outbox.add(progress(1, "a"), T0 + 0.0005)
+    assert outbox.due_in(T0) == pytest.approx(GATHER_S)
+    assert outbox.due_in(T0 + GATHER_S) == 0.0
     outbox.add(accepted(2), T0 + 0.001)
     assert outbox.due_in(T0 + 0.001) == 0.0
-    assert names(outbox.take(T0 + 0.001)) == [(1, 1, "progress"), (2, 1, "accepted")]
+    assert names(outbox.take(T0 + 0.001)) == [(1, 1, "running"), (1, 2, "progress"), (2, 1, "accepted")]
+    assert outbox.due_in(T0 + 0.001) is None
 
 
 def test_reports_of_progress_that_fill_a_frame_are_due_at_once() -> None:

@@ -14,8 +14,10 @@ from rara.v1 import dispatch_pb2, job_pb2
 
 MAX_BATCH_BYTES = 1 << 20
 MAX_BATCH_EVENTS = 500  # a frame costs as much as some ten events; the scheduler takes it in without a pause
-PROGRESS_BATCH_BYTES = 256 << 10
-PROGRESS_DELAY_S = 0.010
+GATHERED_BYTES = 256 << 10
+# `running` and progress wait for company, since nobody waits for them: of a short step all leaves in one frame.
+GATHER_S = 0.010
+_GATHERED = frozenset({"running", "progress"})
 # Unsent progress of one job beyond which a newer one is merged into the last.
 MAX_UNSENT_PROGRESS = 8
 
@@ -71,7 +73,7 @@ class Outbox:
         self.held_bytes = 0
         self._lanes: dict[int, _Lane] = {}
         self._queue: deque[Entry] = deque()
-        self._urgent = 0  # queued entries that are not progress
+        self._urgent = 0  # queued entries that do not wait for company
         self._queued = 0
         self._queued_bytes = 0
         self._orders = 0
@@ -114,10 +116,10 @@ class Outbox:
         """Seconds until the next frame should leave; 0: now; None: nothing can be sent."""
         if not self._queued or self.in_flight >= self.event_window:
             return None
-        if self._urgent or self._queued >= MAX_BATCH_EVENTS or self._queued_bytes >= PROGRESS_BATCH_BYTES:
+        if self._urgent or self._queued >= MAX_BATCH_EVENTS or self._queued_bytes >= GATHERED_BYTES:
             return 0.0
         self._skip_gone()
-        return max(0.0, self._queue[0].queued_at + PROGRESS_DELAY_S - now)
+        return max(0.0, self._queue[0].queued_at + GATHER_S - now)
 
     def take(self, now: float) -> list[job_pb2.ProgressEvent]:
         """The events of the next frame, oldest first; they count as sent."""
@@ -295,18 +297,18 @@ class Outbox:
         self._queue.append(entry)
         self._queued += 1
         self._queued_bytes += len(entry.data)
-        if entry.kind == "progress":
-            lane.unsent_progress += 1
-        else:
+        if entry.kind not in _GATHERED:
             self._urgent += 1
+        elif entry.kind == "progress":
+            lane.unsent_progress += 1
 
     def _uncount(self, entry: Entry) -> None:
         """The entry is no longer among the queued ones."""
         self._queued -= 1
         self._queued_bytes -= len(entry.data)
-        if entry.kind != "progress":
+        if entry.kind not in _GATHERED:
             self._urgent -= 1
-        else:
+        elif entry.kind == "progress":
             lane = self._lanes.get(entry.token)
             if lane is not None:
                 lane.unsent_progress -= 1

@@ -16,10 +16,12 @@ import (
 
 // When a frame leaves, and how large it gets.
 const (
-	MaxBatchBytes      = 1 << 20
-	MaxBatchEvents     = 500 // a frame costs as much as some ten events
-	ProgressBatchBytes = 256 << 10
-	ProgressDelay      = 10 * time.Millisecond
+	MaxBatchBytes  = 1 << 20
+	MaxBatchEvents = 500 // a frame costs as much as some ten events
+	GatheredBytes  = 256 << 10
+	// GatherDelay is how long running and progress wait for company, since nobody waits for them: of a short step all
+	// leaves in one frame.
+	GatherDelay = 10 * time.Millisecond
 	// MaxUnsentProgress of one job, beyond which a newer one is merged into the last.
 	MaxUnsentProgress = 8
 )
@@ -52,6 +54,8 @@ func (e *Entry) Sequence() int64 { return e.Event.Sequence }
 
 func (e *Entry) isProgress() bool { return e.Event.GetProgress() != nil }
 
+func (e *Entry) isGathered() bool { return e.isProgress() || e.Event.GetRunning() != nil }
+
 // lane holds the events of one lease.
 type lane struct {
 	last, acked    int64
@@ -68,7 +72,7 @@ type Outbox struct {
 
 	lanes       map[int64]*lane
 	queue       []*Entry
-	urgent      int // queued entries that are not progress
+	urgent      int // queued entries that do not wait for company
 	queued      int
 	queuedBytes int
 	orders      int
@@ -108,11 +112,11 @@ func (o *Outbox) DueIn(now time.Duration) (time.Duration, bool) {
 	if o.queued == 0 || o.InFlight >= o.EventWindow {
 		return 0, false
 	}
-	if o.urgent > 0 || o.queued >= MaxBatchEvents || o.queuedBytes >= ProgressBatchBytes {
+	if o.urgent > 0 || o.queued >= MaxBatchEvents || o.queuedBytes >= GatheredBytes {
 		return 0, true
 	}
 	o.skipGone()
-	return max(0, o.queue[0].queuedAt+ProgressDelay-now), true
+	return max(0, o.queue[0].queuedAt+GatherDelay-now), true
 }
 
 // Take returns the events of the next frame, oldest first; they count as sent.
@@ -345,10 +349,10 @@ func (o *Outbox) enqueue(entry *Entry) {
 	o.queue = append(o.queue, entry)
 	o.queued++
 	o.queuedBytes += entry.size
-	if entry.isProgress() {
-		o.lanes[entry.Event.Lease.LeaseToken].unsentProgress++
-	} else {
+	if !entry.isGathered() {
 		o.urgent++
+	} else if entry.isProgress() {
+		o.lanes[entry.Event.Lease.LeaseToken].unsentProgress++
 	}
 }
 
@@ -356,9 +360,9 @@ func (o *Outbox) enqueue(entry *Entry) {
 func (o *Outbox) uncount(entry *Entry) {
 	o.queued--
 	o.queuedBytes -= entry.size
-	if !entry.isProgress() {
+	if !entry.isGathered() {
 		o.urgent--
-	} else if l := o.lanes[entry.Event.Lease.LeaseToken]; l != nil {
+	} else if l := o.lanes[entry.Event.Lease.LeaseToken]; l != nil && entry.isProgress() {
 		l.unsentProgress--
 	}
 }

@@ -20,6 +20,13 @@ func accepted(token int64) *rarav1.ProgressEvent {
 	}
 }
 
+func running(token int64) *rarav1.ProgressEvent {
+	return &rarav1.ProgressEvent{
+		Lease: &rarav1.Lease{LeaseToken: token},
+		Event: &rarav1.ProgressEvent_Running{Running: &rarav1.JobRunning{}},
+	}
+}
+
 func progress(token int64, message, checkpoint string) *rarav1.ProgressEvent {
 	report := &rarav1.JobProgress{Message: message}
 	if checkpoint != "" {
@@ -54,10 +61,11 @@ func want(t *testing.T, got []string, wanted ...string) {
 	}
 }
 
-func TestProgressWaitsForCompanyAndAllElseDoesNot(t *testing.T) {
+func TestRunningAndProgressWaitForCompanyAndAllElseDoesNot(t *testing.T) {
 	t.Parallel()
 	o := outbox.New()
-	o.Add(progress(1, "a", ""), 0, true)
+	o.Add(running(1), 0, true)
+	o.Add(progress(1, "a", ""), 2*ms, true)
 	if due, ok := o.DueIn(4 * ms); !ok || due != 6*ms {
 		t.Errorf("due in %v, %v", due, ok)
 	}
@@ -65,7 +73,7 @@ func TestProgressWaitsForCompanyAndAllElseDoesNot(t *testing.T) {
 	if due, ok := o.DueIn(4 * ms); !ok || due != 0 {
 		t.Errorf("due in %v, %v", due, ok)
 	}
-	want(t, numbers(o.Take(4*ms)), "1.1", "2.1")
+	want(t, numbers(o.Take(4*ms)), "1.1", "1.2", "2.1")
 	if _, ok := o.DueIn(4 * ms); ok {
 		t.Error("nothing is left")
 	}

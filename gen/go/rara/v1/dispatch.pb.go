@@ -166,7 +166,7 @@ type ConnectRequest_Credit struct {
 }
 
 type ConnectRequest_Events struct {
-	// Whenever something happened; progress may wait 10 ms for company.
+	// Whenever something happened; `running` and progress may wait 10 ms for company.
 	Events *EventBatch `protobuf:"bytes,3,opt,name=events,proto3,oneof"`
 }
 

@@ -45,7 +45,7 @@ class ConnectRequest(_message.Message):
 
     @_builtins.property
     def events(self) -> Global___EventBatch:
-        """Whenever something happened; progress may wait 10 ms for company."""
+        """Whenever something happened; `running` and progress may wait 10 ms for company."""
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
