@@ -139,8 +139,7 @@ class CommitLane:
             took_s = self._clock() - began_at
             self._resize(len(taken), took_s)
             self._linger_s = min(_LONGEST_LINGER_S, max(_LINGER_S, _LINGER_COMMITS * took_s))
-            if len(taken) < _SMALL:
-                self._pace.took(took_s)
+            self._pace.took(took_s, is_small=len(taken) < _SMALL)
             self._metrics.committed(len(taken), took_s)
             self._put_behind([submission for submission in taken if submission.lease_token in result.busy])
             self._held_up -= {reports.lease_token for reports in batch}

@@ -8,11 +8,11 @@ LONGEST_S: Final = 0.02
 
 
 class Pace:
-    """A rest behind each small set, as long as the set took.
+    """A rest behind each small set, as long as the set took, where sets follow each other closely.
 
     Most of a set of a few is the set's own cost. Where sets take long because there are so many, the rest makes fewer
-    and larger ones, and all of them end sooner; where one takes a millisecond or two, the next step's word comes later
-    than the rest ends. clock: monotonic.
+    and larger ones, and all of them end sooner. Where nothing was to be done before a set for longer than it took,
+    there is nothing to gather, and the next begins at once. clock: monotonic.
     """
 
     def __init__(
@@ -20,11 +20,13 @@ class Pace:
     ) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._until = float("-inf")
+        self._until = float("-inf")  # the end of the last set, or of the rest behind it
 
-    def took(self, seconds: float) -> None:
-        """A small set has just ended."""
-        self._until = self._clock() + min(LONGEST_S, seconds)
+    def took(self, seconds: float, *, is_small: bool = True) -> None:
+        """A set has just ended."""
+        now = self._clock()
+        idle_s = now - seconds - self._until
+        self._until = now + (min(LONGEST_S, seconds) if is_small and idle_s <= seconds else 0.0)
 
     async def rest(self) -> None:
         """Return when the rest is over, if there is one."""
