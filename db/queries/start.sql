@@ -3,10 +3,11 @@
 -- name: start_runs
 -- Runs, their steps and dependencies, what is ready, their artifacts and the callers' keys. A run whose key is taken
 -- is not started, and its id does not come back. It waits for another start with the same key that has not committed
--- yet; keys are taken in order, so that two batches cannot wait for each other. Arrays of one group are of equal length.
+-- yet; keys are taken in order, so that two batches cannot wait for each other. Nor is a run started whose version has
+-- to be the newest and is not. Arrays of one group are of equal length.
 --   runs       $1 workflow_run_id, $2 definition, $3 version, $4 on_failure, $5 input, $6 labels, $7 traceparent,
 --              $8 tracestate, $9 seconds to the deadline, $10 number of steps, $11 the key or null, $12 hash of the
---              request
+--              request, $35 whether the version has to be the newest
 --   steps      $13 run, $14 ids, $15 names, $16 routes, $17 idempotency keys, $18 schedule_timeout in seconds
 --   edges      $19 run, $20 step, $21 depends on
 --   ready      $22 run, $23 ids, $24 routes, $25 timeout in seconds, $26 schedule_timeout in seconds
@@ -14,9 +15,11 @@
 with given as materialized (
     select *
       from unnest($1::uuid[], $2::text[], $3::int[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[],
-                  $9::float8[], $10::int[], $11::text[], $12::text[])
+                  $9::float8[], $10::int[], $11::text[], $12::text[], $35::bool[])
            as g (workflow_run_id, definition, definition_version, on_failure, input, labels, traceparent, tracestate,
-                 timeout_s, steps_total, idempotency_key, request_sha256)
+                 timeout_s, steps_total, idempotency_key, request_sha256, as_newest)
+     where not as_newest
+        or definition_version = (select max(d.version) from rara.definition d where d.definition = g.definition)
 ), key as (
     insert into rara.start_key (idempotency_key, request_sha256, workflow_run_id)
     select idempotency_key, request_sha256, workflow_run_id

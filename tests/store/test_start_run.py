@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.start_command import RunArtifact, StartCommand
+from rara_scheduler.store.definitions import Registered
 from rara_scheduler.store.reads import Reads
 from rara_scheduler.store.start import RunStarter, Started
 from support.store_world import StoreWorld, store_world
@@ -118,6 +119,45 @@ async def test_version_0_takes_the_newest_and_a_number_takes_that_one(world: Sto
     assert (await world.run(await world.start("d", version=1)))["definition_version"] == 1
     fault = await refusal(world, StartCommand("d", version=3))
     assert fault.code is Code.DEFINITION_NOT_FOUND
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_version_0_takes_one_that_became_the_newest_since_the_last_start(
+    world: StoreWorld, key: str | None
+) -> None:
+    await world.define("d", {"a": {}})
+    assert (await world.run(await world.start("d")))["definition_version"] == 1
+    await world.define("d", {"a": {}, "b": {}}, labels={"rara.allow_secrets": "true"})
+    run_id = await world.start("d", idempotency_key=key, input=b'{"password": "only version 2 takes it"}')
+    assert (await world.run(run_id))["definition_version"] == 2
+    assert len(await world.steps(run_id)) == 2
+    assert await count(world, "workflow_run") == 2
+
+
+async def test_a_used_key_is_a_conflict_also_after_a_newer_version(
+    world: StoreWorld,
+) -> None:
+    await world.define("d", {"a": {}})
+    first = await world.start("d", idempotency_key="k")
+    await world.define("d", {"a": {}, "b": {}})
+    with pytest.raises(Fault) as caught:
+        await world.start("d", idempotency_key="k", input=b"1")
+    assert caught.value.code is Code.IDEMPOTENCY_CONFLICT
+    assert caught.value.metadata == {"workflow_run_id": first}
+    assert await count(world, "workflow_run") == 1
+
+
+async def test_a_known_version_is_started_without_a_look_first(
+    world: StoreWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.define("d", {"a": {}})
+    await world.start("d")
+
+    async def load(definition: str, version: int = 0) -> Registered:
+        raise AssertionError(f"{definition} {version} was looked up")
+
+    monkeypatch.setattr(world.definitions, "load", load)
+    assert (await world.run(await world.start("d")))["definition_version"] == 1
 
 
 async def test_the_dispatcher_is_told_after_the_commit_and_only_of_new_runs(world: StoreWorld) -> None:

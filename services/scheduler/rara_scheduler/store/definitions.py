@@ -83,6 +83,7 @@ class DefinitionStore:
         self._on_routes = on_routes
         self._steps_in_cache = 0
         self._cache: OrderedDict[tuple[str, int], Registered] = OrderedDict()
+        self._newest: dict[str, Registered] = {}  # when last looked, of those in the cache
 
     @property
     def limits(self) -> DefinitionLimits:
@@ -124,11 +125,13 @@ class DefinitionStore:
         if cached is not None:
             self._cache.move_to_end((definition, version))
             return cached
+        asked_newest = version == 0
         async with self._database.connection() as connection:
-            if version == 0:
+            if asked_newest:
                 version = await connection.fetchval(query("definition_newest"), definition) or 0
                 cached = self._cache.get((definition, version))
                 if cached is not None:
+                    self._newest[definition] = cached
                     return cached
             row = await connection.fetchrow(query("definition_get"), definition, version)
             if row is None:
@@ -149,9 +152,16 @@ class DefinitionStore:
             if (route_id := found[key]) is not None
         }
         registered = Registered(message, spec, route_ids)
-        self._keep(registered)
+        self._keep(registered, is_newest=asked_newest)
         self._on_routes()
         return registered
+
+    def newest_known(self, definition: str) -> Registered | None:
+        """What was the newest version when this process last looked; another may be by now."""
+        known = self._newest.get(definition)
+        if known is not None:
+            self._cache.move_to_end((definition, known.spec.version))
+        return known
 
     async def get(self, definition: str, version: int = 0) -> tuple[workflow_pb2.Definition, DefinitionSpec]:
         """A version as clients see it (do not change it) and its value. Raises UnusableDefinition."""
@@ -201,15 +211,20 @@ class DefinitionStore:
     async def _parse(self, content: workflow_pb2.Definition) -> DefinitionSpec:
         return await _off_loop(len(content.steps), parse_definition, content, self._defaults, self._limits)
 
-    def _keep(self, registered: Registered) -> None:
-        key = (registered.spec.definition, registered.spec.version)
-        if key in self._cache or len(registered.spec.steps) > self._cached_steps:
-            return
-        self._cache[key] = registered
-        self._steps_in_cache += len(registered.spec.steps)
+    def _keep(self, registered: Registered, *, is_newest: bool) -> None:
+        definition, version = registered.spec.definition, registered.spec.version
+        if (definition, version) not in self._cache:
+            if len(registered.spec.steps) > self._cached_steps:
+                return
+            self._cache[definition, version] = registered
+            self._steps_in_cache += len(registered.spec.steps)
+        if is_newest:
+            self._newest[definition] = self._cache[definition, version]
         while self._steps_in_cache > self._cached_steps:
-            _, dropped = self._cache.popitem(last=False)
+            (name, _), dropped = self._cache.popitem(last=False)
             self._steps_in_cache -= len(dropped.spec.steps)
+            if self._newest.get(name) is dropped:
+                del self._newest[name]
 
 
 async def _off_loop(steps: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

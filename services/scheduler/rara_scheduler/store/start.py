@@ -43,6 +43,10 @@ class IdempotencyConflict(Fault):
         )
 
 
+class _NotNewest(Exception):
+    """A version that was to be started as the newest no longer is: nothing is stored."""
+
+
 async def run_of_key(connection: Connection, key: str, sha256: str) -> str | None:
     """The run that a key started, None if it started none. Raises IdempotencyConflict for other content."""
     found = await _runs_of_keys(connection, [key])
@@ -64,13 +68,17 @@ def _same_content(found: tuple[str, str], sha256: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """A run that is to be started. index: its place in a batch; None: it is no part of one."""
+    """A run that is to be started. index: its place in a batch; None: it is no part of one.
+
+    as_newest: only if the version is still the newest when it is stored.
+    """
 
     run_id: str
     command: StartCommand
     registered: Registered
     sha256: str
     index: int | None = None
+    as_newest: bool = False
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -142,8 +150,25 @@ class RunStarter:
         Raises Fault: DEFINITION_NOT_FOUND; SECRET_IN_PAYLOAD; ARTIFACT_MISMATCH, ARTIFACT_NOT_FOUND,
         PAYLOAD_TOO_LARGE or FIELD_INVALID for the artifacts; IDEMPOTENCY_CONFLICT naming the run.
         """
-        registered = await self._definitions.load(command.definition, command.version)
-        (started,) = await self._start([self._checked(command, registered)])
+        started = None if command.version else await self._start_as_known(command)
+        if started is None:
+            registered = await self._definitions.load(command.definition, command.version)
+            (started,) = await self._start([self._checked(command, registered)])
+        return started
+
+    async def _start_as_known(self, command: StartCommand) -> Started | None:
+        """Start the newest version that is known, without asking first. None: ask."""
+        known = self._definitions.newest_known(command.definition)
+        if known is None:
+            return None
+        try:
+            start = self._checked(command, known, as_newest=True)
+        except Fault:
+            return None  # a newer version may allow what this one does not
+        try:
+            (started,) = await self._start([start])
+        except _NotNewest:
+            return None
         return started
 
     async def start_batch(self, commands: Sequence[StartCommand]) -> list[Started]:
@@ -173,13 +198,20 @@ class RunStarter:
                 await asyncio.sleep(0)  # sessions and heartbeats are served by the same loop
         return await self._start(starts)
 
-    def _checked(self, command: StartCommand, registered: Registered, index: int | None = None) -> _Start:
+    def _checked(
+        self,
+        command: StartCommand,
+        registered: Registered,
+        index: int | None = None,
+        *,
+        as_newest: bool = False,
+    ) -> _Start:
         value = None if command.input is None else parse_payload(command.input)
         if not registered.spec.allows_secrets:
             refuse_secrets(command, value)
         check_artifacts(command, registered.spec, self._max_inline_bytes)
         sha256 = "" if command.idempotency_key is None else request_sha256(command, value)
-        return _Start(new_id(), command, registered, sha256, index)
+        return _Start(new_id(), command, registered, sha256, index, as_newest)
 
     async def _start(self, starts: Sequence[_Start]) -> list[Started]:
         arguments = _arguments(starts)
@@ -222,15 +254,20 @@ def _view(start: _Start, row: asyncpg.Record) -> RunView | None:
 
 
 async def _earlier(connection: Connection, taken: Sequence[_Start]) -> dict[str, str]:
-    """The runs of keys that were taken. They have committed: the statement waited for them, and a new one sees them."""
+    """The runs of keys that were taken. They have committed: the statement waited for them, and a new one sees them.
+
+    Raises _NotNewest for a start that was not stored for another reason.
+    """
     if not taken:
         return {}
-    # Without a key the statement always inserts.
+    # Without a key the statement inserts whatever has not become older than the newest.
     found = await _runs_of_keys(connection, [each.command.idempotency_key or "" for each in taken])
     earlier = {}
     for each in taken:
         key = each.command.idempotency_key or ""
         if key not in found:
+            if each.as_newest:
+                raise _NotNewest
             raise Conflict("the key vanished with its run")
         with each.blamed():
             earlier[each.run_id] = _same_content(found[key], each.sha256)
@@ -296,6 +333,7 @@ def _arguments(starts: Sequence[_Start]) -> list[Any]:
         [artifact.type for _, artifact in artifacts],
         [artifact.inline for _, artifact in artifacts],
         [artifact.metadata for _, artifact in artifacts],
+        [each.as_newest for each in starts],
     ]
 
 
