@@ -13,7 +13,7 @@ from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.views import RunView, StepView
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.reads import Reads
-from rara_scheduler.store.watch import WatchReads
+from rara_scheduler.store.watch import RunLook, WatchReads
 from rara_scheduler.watch_hub import ChangeHub
 from rara_scheduler.watching import Alive, SnapshotEnd, StoredStepEvent, Watching
 from support.store_world import (
@@ -276,6 +276,83 @@ async def test_a_change_wakes_the_watcher_before_its_poll(world: WatchWorld) -> 
         assert not following.done()
         world.hub.publish([run_id])
         assert await following == ["a leased"]
+
+
+class CountedReads(WatchReads):
+    looks = 0
+
+    async def look(self, workflow_run_id: str, after_revision: int) -> RunLook:
+        self.looks += 1
+        return await super().look(workflow_run_id, after_revision)
+
+
+async def test_who_is_told_of_the_end_sends_what_was_open_in_the_order_in_which_it_ended(
+    world: WatchWorld,
+) -> None:
+    store = world.store
+    reads = Reads(store.database, store.definitions, silent_after_s=10.0)
+    counted = CountedReads(store.database, reads)
+    watching = Watching(counted, reads, world.hub, poll_s=3600.0)
+    await store.define("three", {"a": {}, "b": {}, "c": {}})
+    run_id = await store.start("three")
+    grants = [await store.lease_one() for _ in range(3)]
+    rows = await store.raw.fetch(
+        "select step_run_id::text, step_name from rara.step_run where workflow_run_id = $1", run_id
+    )
+    names = {row["step_run_id"]: row["step_name"] for row in rows}
+    await store.run_to_success(grants[0])
+    async with aclosing(watching.run(run_id, 0)) as updates:
+        story = Story(updates)
+        await story.next(5)
+        looks = counted.looks
+        for grant in reversed(grants[1:]):
+            await store.run_to_success(grant)
+        world.hub.ended([run_id])
+        rest = await story.rest()
+    ended = [names[grant.step_run_id] for grant in reversed(grants[1:])]
+    assert rest == [*(f"{name} succeeded" for name in ended), "run succeeded"]
+    assert counted.looks == looks
+    assert story.revision == await store.raw.fetchval(
+        "select revision from rara.workflow_run where workflow_run_id = $1", run_id
+    )
+
+
+async def test_who_is_told_of_an_end_that_has_not_come_goes_on(world: WatchWorld) -> None:
+    store = world.store
+    await store.define("pair", PAIR)
+    run_id = await store.start("pair")
+    async with aclosing(world.watching.run(run_id, 0)) as updates:
+        story = Story(updates)
+        await story.next(4)
+        grant = await store.lease_one()
+        world.hub.ended([run_id])
+        assert await story.next(1) == ["a leased"]
+        await store.run_to_success(grant)
+        await store.run_to_success(await store.lease_one())
+        rest = await story.rest()
+    assert [word for word in rest if "succeeded" in word] == [
+        "a succeeded",
+        "b succeeded",
+        "run succeeded",
+    ]
+
+
+async def test_who_watches_from_a_revision_on_is_sent_no_more_at_the_end(world: WatchWorld) -> None:
+    """It was never sent the other steps, so the end alone does not tell what is new."""
+    store = world.store
+    await store.define("pair", PAIR)
+    run_id = await store.start("pair")
+    await store.run_to_success(await store.lease_one())
+    revision = await store.raw.fetchval(
+        "select revision from rara.workflow_run where workflow_run_id = $1", run_id
+    )
+    last = await store.lease_one()
+    async with aclosing(world.watching.run(run_id, revision)) as updates:
+        story = Story(updates)
+        assert await story.next(1) == ["b leased"]
+        await store.run_to_success(last)
+        world.hub.ended([run_id])
+        assert (await story.rest())[-2:] == ["b succeeded", "run succeeded"]
 
 
 async def test_stored_events_come_in_order_with_the_states_between_them(world: WatchWorld) -> None:

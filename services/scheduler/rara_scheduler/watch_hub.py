@@ -18,6 +18,11 @@ class Subscription:
         self._stopping = stopping
         self._hurried = asyncio.Event()  # the run has ended, or the scheduler stops: no pause goes on
 
+    @property
+    def told_of_end(self) -> bool:
+        """Whether it was rung because the run has ended."""
+        return self._hurried.is_set()
+
     def ring(self, *, hurry: bool = False) -> None:
         self._rung.set()
         if hurry:

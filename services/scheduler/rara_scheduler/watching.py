@@ -117,6 +117,11 @@ class Watching:
             if after_revision == 0:
                 await self._next_look(bell, pace)  # what came meanwhile has rung
             while True:
+                if bell.told_of_end:
+                    async for update in follower.end():
+                        yield update
+                    if follower.has_ended:
+                        return
                 pace.look()
                 look = await self._watch.look(workflow_run_id, follower.revision)
                 if look.revision < follower.revision:
@@ -218,21 +223,42 @@ class _RunFollower:
     def __init__(self, watch: WatchReads, workflow_run_id: str, after_revision: int) -> None:
         self._watch = watch
         self._run_id = workflow_run_id
+        self._knows_all = False  # every step was sent at least once
         self._sent: dict[str, tuple[object, ...]] = {}
         self.revision = after_revision
         self.has_ended = False
 
     async def snapshot(self) -> AsyncIterator[RunUpdate]:
         """The run and its steps. What changes while they are sent comes again afterwards."""
-        run = await self._watch.run(self._run_id)
+        run, step_ids = await asyncio.gather(
+            self._watch.run(self._run_id), self._watch.all_step_ids(self._run_id)
+        )
         yield RunUpdate(0, run)
-        for page in _pages(await self._watch.all_step_ids(self._run_id)):
+        for page in _pages(step_ids):  # read later than the run, whose revision they are complete up to
             for step in await self._watch.steps(page):
                 self._sent[step.step_run_id] = _looks(step)
                 yield RunUpdate(0, step)
         self.revision = run.revision
+        self._knows_all = True
         self.has_ended = run.state in RUN_TERMINAL  # and then so were all its steps
         yield RunUpdate(self.revision, SnapshotEnd())
+
+    async def end(self) -> AsyncIterator[RunUpdate]:
+        """What is new of a run that has ended, without a look at what has: the steps that were open when last sent.
+
+        Nothing where that is not all that is missing, or not what the database says.
+        """
+        open_ids = [step_id for step_id, (state, *_) in self._sent.items() if state not in STEP_TERMINAL]
+        if not self._knows_all or len(open_ids) > STEP_PAGE:
+            return
+        steps, run = await asyncio.gather(self._watch.steps(open_ids), self._watch.run(self._run_id))
+        if run.state not in RUN_TERMINAL or any(step.state not in STEP_TERMINAL for step in steps):
+            return
+        for update in self._unsent(sorted(steps, key=lambda step: (step.revision, step.step_run_id))):
+            yield update
+        self.revision = run.revision
+        self.has_ended = True
+        yield RunUpdate(self.revision, run)
 
     async def changes(self, look: RunLook) -> AsyncIterator[RunUpdate]:
         """What a look from this follower's revision on has found; steps first, then the run."""

@@ -60,6 +60,7 @@ class Aftermath:
 
     def committed(self, result: BatchResult, reporters: dict[int, str]) -> None:
         """A batch was committed. reporters: executor_id by lease token, of those who wait for an answer."""
+        self._runs_ended(result.ended_runs)  # first, since somebody may be waiting for just that
         answers: dict[str, dispatch_pb2.EventAcks] = {}
         credit_freed = False
         for token, decision in result.decisions.items():
@@ -95,7 +96,6 @@ class Aftermath:
             self._wake_sweep()
         self._metrics.attempts_ended(result.decisions.values())
         self._draining.committed(result.decisions)
-        self._runs_ended(result.ended_runs)
         self._metrics.steps_cancelled(result.closed_unheld)
 
     def cancelled(self, result: CancelResult) -> None:
