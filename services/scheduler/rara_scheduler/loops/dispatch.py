@@ -35,9 +35,9 @@ _FEW_ROUTES = 4
 _LEAST_OFFERED = 64
 _OFFERED_TIMES = 4
 _NEWLY = 1.5  # polls
-# Room that becomes free where nothing was left to lease: what came since, but for other schedulers' work, wakes us by
-# itself, and a look would only be in the way of what has just ended.
-_NO_HURRY_S = 0.02
+# Room that becomes free where nothing was left to lease: what came since wakes us by itself, other schedulers tell what
+# they cannot serve, and a look would only be in the way of what comes next.
+_NO_HURRY_S = 0.2
 
 
 @dataclass(slots=True)
@@ -340,6 +340,8 @@ class DispatchLoop:
             return True
         if short and not any(taken[route_id] >= most for route_id, most in limits.items()):
             self._emptied |= limits.keys()
+            for route_id in limits:  # what comes next is found from the front by one look
+                self._cursors.pop(route_id, None)
             return False
         return bool(grants)
 
