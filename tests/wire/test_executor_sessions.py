@@ -62,7 +62,8 @@ async def test_a_cut_around_any_event_loses_and_repeats_nothing(
     assert held.lease.lease_token == 1
     assert held.finished == (kind == "succeeded")
     assert held.last_sequence >= KINDS.index(kind) + 1
-    assert held.acked_sequence == KINDS.index(kind)
+    # `running` waits for company: where progress was its company, both acks are lost.
+    assert held.acked_sequence in ((1, 2) if kind == "progress" else (KINDS.index(kind),))
     (tmp_path / "go").touch()
     await scheduler.event(1, "succeeded")
     assert scheduler.kinds(1) == KINDS
