@@ -511,7 +511,7 @@ class Scheduler:
         """Bring the schema up to date where that is allowed; refuse one that does not fit. Waits for the database."""
         while True:
             try:
-                async with translated_errors():
+                with translated_errors():
                     await require_sessions(self._settings.database_url)
                     if self._settings.migrate:
                         for applied in await migrate(self._settings.database_url):

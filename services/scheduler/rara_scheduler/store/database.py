@@ -1,10 +1,12 @@
 """Connections to PostgreSQL: two bounded pools, and one translation of what can go wrong with them."""
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from enum import StrEnum
+from types import TracebackType
 from typing import TypeAlias
 
 import asyncpg
@@ -77,23 +79,29 @@ def _translate(error: asyncpg.PostgresError) -> Exception:
     return error
 
 
-@asynccontextmanager
-async def translated_errors() -> AsyncIterator[None]:
+def _translation(error: BaseException) -> Exception | None:
+    """What is raised in place of one of the driver's errors; None: it passes unchanged, a bug of ours among others."""
+    if isinstance(error, asyncpg.PostgresError):
+        translated = _translate(error)
+        return None if translated is error else translated
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return None  # the address itself is wrong, and stays so
+    # A connection that was closed under us has no narrower class.
+    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
+        return StoreUnavailable(type(error).__name__)
+    return None
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
     """Turn the driver's errors into StoreUnavailable, Conflict or DataRefused; bugs of ours pass unchanged."""
     try:
         yield
-    except asyncpg.PostgresError as error:
-        translated = _translate(error)
-        if translated is error:
+    except Exception as error:
+        translated = _translation(error)
+        if translated is None:
             raise
         raise translated from error
-    except asyncpg.ClientConfigurationError:
-        raise  # the address itself is wrong, and stays so
-    except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-        # A connection that was closed under us; the driver has no narrower classes for it.
-        raise StoreUnavailable(type(error).__name__) from error
-    except (ConnectionError, OSError) as error:
-        raise StoreUnavailable(type(error).__name__) from error
 
 
 async def _keep_as_it_is(_: "asyncpg.Connection[asyncpg.Record]") -> None:
@@ -164,33 +172,31 @@ class Database:
         await asyncio.gather(*(_close(pool, timeout_s) for pool in self._pools.values()))
         self._pools.clear()
 
-    @asynccontextmanager
-    async def connection(self, lane: Lane = Lane.CALLS) -> AsyncIterator[Connection]:
+    def connection(self, lane: Lane = Lane.CALLS) -> AbstractAsyncContextManager[Connection]:
         """A connection outside any transaction. Raises PoolTimeout, or what `translated_errors` lists."""
+        return _Borrowed(functools.partial(self._acquire, lane), self._release)
+
+    async def _acquire(self, lane: Lane) -> tuple[asyncpg.Pool, Connection]:
         pool = self._pools[lane]
-        async with translated_errors():
-            began_at = time.perf_counter() if self._metrics.is_on else 0.0
-            try:
-                connection = await pool.acquire(timeout=self._acquire_timeout_s)
-            except TimeoutError:
-                self._metrics.pool_timed_out(lane)
-                raise PoolTimeout(self._acquire_timeout_s) from None
-            except asyncpg.ProtocolViolationError as error:
-                # A pooler's, for whatever keeps it from the database.
-                raise StoreUnavailable(str(error)) from error
-            if began_at:
-                self._metrics.waited_for_connection(lane, time.perf_counter() - began_at)
-            try:
-                yield connection
-            except TimeoutError as error:  # the driver's own bound on one statement
-                raise StoreUnavailable("statement took too long") from error
-            except asyncpg.InternalClientError:
-                # The server ended while the driver was asking it about types: the driver has lost its place in the
-                # protocol, and nothing more can be asked on this connection.
-                connection.terminate()
+        began_at = time.perf_counter() if self._metrics.is_on else 0.0
+        try:
+            # Not the pool's own timeout, which costs as much as a small statement.
+            async with asyncio.timeout(self._acquire_timeout_s):
+                connection = await pool.acquire()
+        except TimeoutError:
+            self._metrics.pool_timed_out(lane)
+            raise PoolTimeout(self._acquire_timeout_s) from None
+        except asyncpg.ProtocolViolationError as error:
+            # A pooler's, for whatever keeps it from the database.
+            raise StoreUnavailable(str(error)) from error
+        except Exception as error:
+            translated = _translation(error)
+            if translated is None:
                 raise
-            finally:
-                await self._release(pool, connection)
+            raise translated from error
+        if began_at:
+            self._metrics.waited_for_connection(lane, time.perf_counter() - began_at)
+        return pool, connection
 
     async def _release(self, pool: asyncpg.Pool, connection: Connection) -> None:
         """Give a connection back; one that cannot be is ended.
@@ -214,3 +220,38 @@ class Database:
         """A READ COMMITTED transaction; nothing but SQL may be awaited inside."""
         async with self.connection(lane) as connection, connection.transaction():
             yield connection
+
+
+class _Borrowed:
+    """A connection for the time of an `async with`. A class, since each statement of a call pays for it."""
+
+    __slots__ = ("_acquire", "_borrowed", "_release")
+
+    def __init__(
+        self,
+        acquire: Callable[[], Awaitable[tuple[asyncpg.Pool, Connection]]],
+        release: Callable[[asyncpg.Pool, Connection], Awaitable[None]],
+    ) -> None:
+        self._acquire = acquire
+        self._release = release
+        self._borrowed: tuple[asyncpg.Pool, Connection] | None = None
+
+    async def __aenter__(self) -> Connection:
+        self._borrowed = await self._acquire()
+        return self._borrowed[1]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._borrowed is not None  # noqa: S101 - it was entered
+        pool, connection = self._borrowed
+        if isinstance(error, asyncpg.InternalClientError):
+            # The server ended while the driver was asking it about types: the driver has lost its place in the
+            # protocol, and nothing more can be asked on this connection.
+            connection.terminate()
+        await self._release(pool, connection)
+        if isinstance(error, TimeoutError):  # the driver's own bound on one statement
+            raise StoreUnavailable("statement took too long") from error
+        translated = None if error is None else _translation(error)
+        if translated is not None:
+            raise translated from error
