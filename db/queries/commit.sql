@@ -1,5 +1,5 @@
 -- What turns reports about leases into stored history, states and results. One transaction runs:
--- lock_runs, read_leases (or lock_leases), decide (in domain/attempt.py), [lock_blobs, known_sequences, cascades],
+-- lock_runs, read_leases (or lock_leases; for a few leases lock_runs_and_read_leases), decide (in domain/attempt.py), [lock_blobs, known_sequences, cascades],
 -- apply_batch, [record_*, release_dependants].
 
 -- name: lock_runs
@@ -34,8 +34,37 @@ select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l
   join rara.step_run s on s.step_run_id = l.step_run_id
  where l.step_run_id = any($2::uuid[]) and l.workflow_run_id = any($1::uuid[]);
 
+-- name: lock_runs_and_read_leases
+-- Both at once, a row for each lease and one for a run of which there is none: the columns of lock_runs, whether the
+-- leases are those of the run as it was locked, and the columns of read_leases. The leases are read as they were when
+-- the statement began, the run as it is after the wait for it: where a commit came between, its revision has moved, and
+-- read_leases has to be asked. Leases that are granted meanwhile have nothing to say yet.
+with run as materialized (
+    select workflow_run_id, state, revision, steps_total, steps_succeeded, steps_failed, steps_cancelled, on_failure,
+           cancel_reason, definition, definition_version, failed_step_run_id
+      from rara.workflow_run
+     where workflow_run_id = any($1::uuid[])
+     order by workflow_run_id
+       for no key update
+), named as materialized (
+    select l.*, s.step_name, s.idempotency_key
+      from unnest($2::uuid[]) as g (step_run_id)
+     cross join lateral (select h.* from rara.lease h where h.step_run_id = g.step_run_id offset 0) as l
+      join rara.step_run s on s.step_run_id = l.step_run_id
+)
+select r.workflow_run_id::text, r.state as run_state, r.revision, r.steps_total, r.steps_succeeded, r.steps_failed,
+       r.steps_cancelled, r.on_failure, r.cancel_reason as run_cancel_reason, r.definition, r.definition_version,
+       r.failed_step_run_id::text,
+       r.revision = (select w.revision from rara.workflow_run w where w.workflow_run_id = r.workflow_run_id) as is_settled,
+       l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings,
+       l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
+       l.last_sequence, l.gaps, l.cancel_reason, l.expires_at <= now() as expired,
+       l.granted_at <= now() - make_interval(secs => $3::float8) as accept_overdue, l.step_name, l.idempotency_key
+  from run r
+  left join named l on l.workflow_run_id = r.workflow_run_id;
+
 -- name: lock_leases
--- The same, so that they stay as they are. Under READ COMMITTED they come back as they are after the wait; one that is
+-- The same as read_leases, so that they stay as they are. Under READ COMMITTED they come back as they are after the wait; one that is
 -- gone is simply not there.
 select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings,
        l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,

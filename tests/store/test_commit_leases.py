@@ -9,7 +9,7 @@ from itertools import product
 import asyncpg
 import pytest
 import pytest_asyncio
-from rara_scheduler.domain.attempt import Guard, Item
+from rara_scheduler.domain.attempt import Guard, Item, Report
 from rara_scheduler.store.commit import BatchResult, LeaseReports
 from rara_scheduler.store.leases import Grant
 from rara_scheduler.store.queries import query
@@ -177,6 +177,44 @@ async def test_a_lease_that_changes_beside_its_commit_changed_before_or_after_it
     assert {changed for changed, _ in seen} == {False, True} or end == "goes on"
 
 
+@pytest.mark.parametrize("end", ENDS)
+async def test_who_waits_for_the_run_decides_by_what_the_one_before_has_made_of_the_lease(
+    world: StoreWorld, end: str
+) -> None:
+    """An executor that says everything again through another scheduler: each event is stored once."""
+    await world.define("one", {"a": {"retry": {"max_attempts": 5}}, "b": {"depends_on": ["a"]}})
+    serial = await expected(world, end, asked_first=False)
+    have_waited = 0
+    for at in range(STATEMENTS):
+        await world.raw.execute("delete from rara.ready")
+        await world.raw.execute("delete from rara.waiting")
+        (grant,) = await begun(world)
+        batch = [reports(grant, *ENDS[end](), executor_id=grant.executor_id)]
+        acts = Interleaver(world.raw)
+        told: list[BatchResult] = []
+        await acts.begin("one", committed(world, batch, told))
+        for _ in range(at):
+            for act in acts.ready():
+                await acts.step(act)
+        await acts.begin("the other", committed(world, batch, told))
+        for act in acts.ready():
+            if act.name == "the other":
+                await acts.step(act)
+        have_waited += sum(not act.at_gate for act in acts.acts)
+        await acts.finish()
+        assert len(told) == 2
+        assert await standing(world, grant) == serial
+        numbers = [item.sequence for item in ENDS[end]() if isinstance(item, Report)]
+        assert await world.raw.fetchval(
+            "select count(*) from rara.step_event where step_run_id = $1::uuid", grant.step_run_id
+        ) == 1 + len(numbers)
+        for result in told:
+            late = result.late.get(grant.lease_token)
+            assert late is None or (list(late.stored), late.lost) == (numbers, ())
+            assert not any(decision.refused for decision in result.decisions.values())
+    assert have_waited
+
+
 async def test_renewals_do_not_wait_for_a_commit_that_has_only_read(
     world: StoreWorld, other: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
@@ -185,8 +223,7 @@ async def test_renewals_do_not_wait_for_a_commit_that_has_only_read(
     acts = Interleaver(world.raw)
     batch = [reports(grant, running(), succeeded(3), executor_id=grant.executor_id)]
     await acts.begin("commit", committed(world, batch, []))
-    for _ in range(2):
-        await acts.step(acts.ready()[0])
+    await acts.step(acts.ready()[0])
     assert await renew(other, grant)
     await acts.finish()
     assert (await standing(world, grant)).state == "succeeded"

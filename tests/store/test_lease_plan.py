@@ -99,6 +99,7 @@ async def test_leasing_stays_flat_when_nothing_of_the_route_is_ready(
     ("name", "parameters"),
     [
         ("read_leases", 3),
+        ("lock_runs_and_read_leases", 3),
         ("lock_leases", 3),
         ("apply_batch", 45),
         ("grant_leases", 8),
