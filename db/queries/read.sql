@@ -90,7 +90,8 @@ select exists (select from rara.workflow_run where workflow_run_id = $1::uuid);
 select exists (select from rara.step_run where step_run_id = $1::uuid);
 
 -- name: read_steps
--- The steps $1, in that order, with payloads up to $2 bytes. `last_*`: the attempt before, where it tells more.
+-- The steps $1, in that order, with payloads up to $2 bytes. Where $1 is null: up to $4 steps that the run $3 shows, the
+-- oldest first. `last_*`: the attempt before, where it tells more.
 -- The array is hidden from the planner, which would else plan anew for each length: ten times what the reading takes.
 select st.step_run_id::text, st.workflow_run_id::text, st.step_name, w.definition, w.definition_version,
        q.executor_kind, q.kind, q.kind_version, st.state, st.reason, st.attempt, st.failures, st.revision,
@@ -109,7 +110,15 @@ select st.step_run_id::text, st.workflow_run_id::text, st.step_name, w.definitio
                           (select l.kind_version from rara.lease l where l.step_run_id = st.step_run_id))
        end as ran_version,
        e.executor_kind as ran_by_kind, e.sdk as ran_by_sdk
-  from unnest((select $1::uuid[])) with ordinality as i (step_run_id, place)
+  from unnest((select coalesce($1::uuid[],
+                               array(select o.step_run_id
+                                       from (select s.step_run_id from rara.step_run s where s.workflow_run_id = $3::uuid
+                                             union all
+                                             select u.step_run_id from rara.reused_step u
+                                              where u.workflow_run_id = $3::uuid) as o
+                                      order by o.step_run_id
+                                      limit $4::int))))
+       with ordinality as i (step_run_id, place)
   join rara.step_state st on st.step_run_id = i.step_run_id
   join rara.workflow_run w on w.workflow_run_id = st.workflow_run_id
   join rara.route q on q.route_id = st.route_id

@@ -220,7 +220,7 @@ async def test_runs_and_steps_are_read_by_one_plan_whatever_their_number(world: 
     async with world.database.connection() as connection:
         ids = await reads.step_ids_of_run(connection, run_id)
         for n in range(12):
-            await connection.fetch(query("read_steps"), ids[: 1 + n % 2], 4096)
+            await connection.fetch(query("read_steps"), ids[: 1 + n % 2], 4096, None, None)
             await connection.fetch(query("read_runs"), [run_id] * (1 + n % 3), 4096)
         rows = await connection.fetch(
             "select custom_plans, generic_plans from pg_prepared_statements"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -13,7 +14,7 @@ from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.views import RunView, StepView
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.reads import Reads
-from rara_scheduler.store.watch import RunLook, WatchReads
+from rara_scheduler.store.watch import STEP_PAGE, RunLook, WatchReads
 from rara_scheduler.watch_hub import ChangeHub
 from rara_scheduler.watching import Alive, SnapshotEnd, StoredStepEvent, Watching
 from support.store_world import (
@@ -124,6 +125,26 @@ async def test_each_change_is_sent_once_and_a_steps_end_before_its_runs(world: W
         await store.report(third, accepted(1), running(2), failed(3, "BAD_DATA", retryable=False))
         rest = await story.rest()
         assert rest[-2:] == ["b terminal_failed", "run failed"]
+
+
+@pytest.mark.parametrize("count", [STEP_PAGE, STEP_PAGE + 1])
+async def test_a_snapshot_has_every_step_once_and_in_order(world: WatchWorld, count: int) -> None:
+    store = world.store
+    await store.define("wide", {f"s{n}": {} for n in range(count)})
+    run_id = await store.start("wide")
+    await store.lease_one()
+    sent = []
+    async with aclosing(world.watching.run(run_id, 0)) as updates:
+        async for each in updates:
+            if isinstance(each.update, SnapshotEnd):
+                break
+            if isinstance(each.update, StepView):
+                sent.append(each.update)
+    rows = await store.raw.fetch(
+        "select step_run_id::text from rara.step_run where workflow_run_id = $1 order by step_run_id", run_id
+    )
+    assert [step.step_run_id for step in sent] == [row["step_run_id"] for row in rows]
+    assert Counter(str(step.state) for step in sent) == {"pending": count - 1, "leased": 1}
 
 
 async def test_after_a_revision_only_later_changes_come(world: WatchWorld) -> None:

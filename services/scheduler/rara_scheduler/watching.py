@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from rara_scheduler.domain import ids
 from rara_scheduler.domain.errors import Code, Fault, field_invalid
 from rara_scheduler.domain.run import TERMINAL as RUN_TERMINAL
 from rara_scheduler.domain.step import TERMINAL as STEP_TERMINAL
@@ -22,6 +23,8 @@ PACE_S: Final = 0.1
 BURST_LOOKS: Final = 10
 # Even then so long, unless the run has ended: its next change is often on its way, and a look takes time from that.
 GATHER_S: Final = 0.02
+# The first look at a run that has just been started: what it finds is over soon, and short runs end before.
+FIRST_LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def _looks(step: StepView) -> tuple[object, ...]:
 
 
 class Watching:
-    """now_s: a monotonic clock, for `Alive` alone."""
+    """now_s: a monotonic clock, for `Alive` alone. epoch_s: the wall clock, by which runs are new."""
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class Watching:
         alive_s: float = ALIVE_S,
         gather_s: float = GATHER_S,
         now_s: Callable[[], float] = time.monotonic,
+        epoch_s: Callable[[], float] = time.time,
     ) -> None:
         self._watch = watch
         self._reads = reads
@@ -95,6 +99,7 @@ class Watching:
         self._alive_s = alive_s
         self._gather_s = gather_s
         self._now_s = now_s
+        self._epoch_s = epoch_s
 
     async def run(self, workflow_run_id: str, after_revision: int) -> AsyncGenerator[RunUpdate, None]:
         """Every change of a run after a revision; from 0 first all that is there, then SnapshotEnd.
@@ -108,7 +113,9 @@ class Watching:
         with self._hub.subscribe(workflow_run_id) as bell:
             follower = _RunFollower(self._watch, workflow_run_id, after_revision)
             if after_revision == 0:
-                async for update in follower.snapshot():
+                if (new_for_s := self._new_for_s(workflow_run_id)) > 0:
+                    await bell.pause(new_for_s)
+                async for update in follower.snapshot(told_of_end=bell.told_of_end):
                     yield update
                 if follower.has_ended:
                     return
@@ -188,6 +195,13 @@ class Watching:
                     yield Alive()
                 await self._next_look(bell, pace)
 
+    def _new_for_s(self, workflow_run_id: str) -> float:
+        """Seconds until the first look at a run is due; 0: now."""
+        made_at_s = ids.made_at_s(workflow_run_id)
+        if made_at_s is None or not 0 <= (age_s := self._epoch_s() - made_at_s) < FIRST_LOOK_S:
+            return 0.0  # an age below zero is another clock's
+        return FIRST_LOOK_S - age_s
+
     async def _next_look(self, bell: Subscription, pace: "_Pace") -> None:
         """Wait for a change or the poll; a burst of changes becomes one look. The end of a run waits for nothing."""
         await bell.wait(self._poll_s)
@@ -228,16 +242,25 @@ class _RunFollower:
         self.revision = after_revision
         self.has_ended = False
 
-    async def snapshot(self) -> AsyncIterator[RunUpdate]:
+    async def snapshot(self, *, told_of_end: bool) -> AsyncIterator[RunUpdate]:
         """The run and its steps. What changes while they are sent comes again afterwards."""
-        run, step_ids = await asyncio.gather(
-            self._watch.run(self._run_id), self._watch.all_step_ids(self._run_id)
-        )
+        if told_of_end:  # both are as they will stay
+            run, steps = await asyncio.gather(
+                self._watch.run(self._run_id), self._watch.first_steps(self._run_id)
+            )
+        else:
+            run, steps = await self._watch.run(self._run_id), []
+        if run.state not in RUN_TERMINAL or not steps:
+            # Later than the run, whose revision they are complete up to.
+            steps = await self._watch.first_steps(self._run_id)
+        # All that is read is read before the first is sent: who has seen the end leaves, in the middle of a statement.
         yield RunUpdate(0, run)
-        for page in _pages(step_ids):  # read later than the run, whose revision they are complete up to
-            for step in await self._watch.steps(page):
-                self._sent[step.step_run_id] = _looks(step)
-                yield RunUpdate(0, step)
+        for update in self._unsent(steps):
+            yield update
+        if len(steps) == STEP_PAGE:
+            for page in _pages((await self._watch.all_step_ids(self._run_id))[STEP_PAGE:]):
+                for update in self._unsent(await self._watch.steps(page)):
+                    yield update
         self.revision = run.revision
         self._knows_all = True
         self.has_ended = run.state in RUN_TERMINAL  # and then so were all its steps

@@ -32,7 +32,7 @@ _CURSOR_LIFE_S = 3.0  # then probes begin at the front again
 _FEW_ROUTES = 4
 # Slots that a statement is offered: four times what the last turn gave, since each costs to deal and to send; one that
 # takes all of them is followed by the next at once.
-_LEAST_OFFERED = 64
+_LEAST_OFFERED = 16
 _OFFERED_TIMES = 4
 _NEWLY = 1.5  # polls
 # Room that becomes free where nothing was left to lease: what came since wakes us by itself, other schedulers tell what

@@ -163,6 +163,12 @@ class Reads:
             rows = await self._step_rows(connection, ids, max_bytes)
         return await self._step_views(rows)
 
+    async def first_steps(self, workflow_run_id: str, limit: int, max_bytes: int | None) -> list[StepView]:
+        """Up to `limit` steps that a run shows, by id, from one moment."""
+        async with self._database.connection() as connection:
+            rows = await self._step_rows(connection, None, max_bytes, of_run=(workflow_run_id, limit))
+        return await self._step_views(rows)
+
     async def step_ids_of_run(
         self, connection: Connection, workflow_run_id: str, limit: int = MAX_STEPS
     ) -> list[str]:
@@ -171,9 +177,14 @@ class Reads:
         return [row["step_run_id"] for row in rows]
 
     async def _step_rows(
-        self, connection: Connection, ids: Sequence[str], max_bytes: int | None
+        self,
+        connection: Connection,
+        ids: Sequence[str] | None,
+        max_bytes: int | None,
+        *,
+        of_run: tuple[str, int] | tuple[None, None] = (None, None),
     ) -> list[tuple[asyncpg.Record, Sequence[ArtifactView] | None]]:
-        rows = await connection.fetch(query("read_steps"), ids, max_bytes)
+        rows = await connection.fetch(query("read_steps"), ids, max_bytes, *of_run)
         made = await self._manifests(
             connection,
             [

@@ -226,6 +226,7 @@ class RunStarter:
                 continue
             if started:
                 self._on_ready()
+                await asyncio.sleep(0)  # leasing asks the database while the answer is made
             return [
                 Started(earlier[each.run_id], already=True)
                 if each.run_id in earlier

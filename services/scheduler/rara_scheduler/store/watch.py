@@ -84,6 +84,10 @@ class WatchReads:
         async with self._database.connection() as connection:
             return await self._reads.step_ids_of_run(connection, workflow_run_id)
 
+    async def first_steps(self, workflow_run_id: str) -> list[StepView]:
+        """The first STEP_PAGE of them, without large payloads."""
+        return await self._reads.first_steps(workflow_run_id, STEP_PAGE, LEAN_BYTES)
+
     async def steps(self, ids: Sequence[str]) -> list[StepView]:
         """The steps without large payloads; at most STEP_PAGE are asked for at once."""
         return await self._reads.steps(ids, LEAN_BYTES) if ids else []
