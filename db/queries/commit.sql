@@ -1,6 +1,6 @@
 -- What turns reports about leases into stored history, states and results. One transaction runs:
--- lock_runs, read_leases (or lock_leases; for a few leases lock_runs_and_read_leases), decide (in domain/attempt.py), [lock_blobs, known_sequences, cascades],
--- apply_batch, [record_*, release_dependants].
+-- lock_runs_and_read_leases (of many leases lock_runs and read_leases, or lock_leases), decide (in domain/attempt.py),
+-- [lock_blobs, known_sequences, cascades], apply_batch, [record_*, release_dependants].
 
 -- name: lock_runs
 -- Runs before leases everywhere, each by id.
@@ -55,17 +55,18 @@ with run as materialized (
 select r.workflow_run_id::text, r.state as run_state, r.revision, r.steps_total, r.steps_succeeded, r.steps_failed,
        r.steps_cancelled, r.on_failure, r.cancel_reason as run_cancel_reason, r.definition, r.definition_version,
        r.failed_step_run_id::text,
-       r.revision = (select w.revision from rara.workflow_run w where w.workflow_run_id = r.workflow_run_id) as is_settled,
-       l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings,
-       l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
+       r.revision = (select w.revision from rara.workflow_run w where w.workflow_run_id = r.workflow_run_id)
+           as is_settled,
+       l.step_run_id::text, l.workflow_run_id::text as lease_run_id, l.lease_token, l.attempt, l.failures,
+       l.free_endings, l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
        l.last_sequence, l.gaps, l.cancel_reason, l.expires_at <= now() as expired,
        l.granted_at <= now() - make_interval(secs => $3::float8) as accept_overdue, l.step_name, l.idempotency_key
   from run r
   left join named l on l.workflow_run_id = r.workflow_run_id;
 
 -- name: lock_leases
--- The same as read_leases, so that they stay as they are. Under READ COMMITTED they come back as they are after the wait; one that is
--- gone is simply not there.
+-- The same as read_leases, so that they stay as they are. Under READ COMMITTED they come back as they are after the
+-- wait; one that is gone is simply not there.
 select l.step_run_id::text, l.workflow_run_id::text, l.lease_token, l.attempt, l.failures, l.free_endings,
        l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
        l.last_sequence, l.gaps, l.cancel_reason, l.expires_at <= now() as expired,

@@ -90,8 +90,8 @@ select exists (select from rara.workflow_run where workflow_run_id = $1::uuid);
 select exists (select from rara.step_run where step_run_id = $1::uuid);
 
 -- name: read_steps
--- The steps $1, in that order, with payloads up to $2 bytes. Where $1 is null: up to $4 steps that the run $3 shows, the
--- oldest first. `last_*`: the attempt before, where it tells more.
+-- The steps $1, in that order, with payloads up to $2 bytes. Where $1 is null: up to $4 steps that the run $3 shows,
+-- the oldest first. `last_*`: the attempt before, where it tells more.
 -- The array is hidden from the planner, which would else plan anew for each length: ten times what the reading takes.
 select st.step_run_id::text, st.workflow_run_id::text, st.step_name, w.definition, w.definition_version,
        q.executor_kind, q.kind, q.kind_version, st.state, st.reason, st.attempt, st.failures, st.revision,

@@ -473,6 +473,38 @@ async def test_notifications_are_merged_and_come_from_no_transaction_of_work(
         assert set(heard.by_pid) <= notifiers
 
 
+@pytest.mark.case("DBL-3")
+async def test_what_a_commit_makes_ready_is_told_to_those_whose_executors_run_it(
+    database_url: str, tmp_path: Path
+) -> None:
+    """The steps of one run change between the executors of two schedulers."""
+    settings: dict[str, Any] = {"poll_s": 5.0, "sweep_s": 5.0}
+    kinds = ("work.first", "work.second")
+    async with (
+        running_scheduler(database_url, tmp_path / "a", **settings) as first,
+        running_scheduler(database_url, tmp_path / "b", **settings) as second,
+    ):
+        chain: dict[str, dict[str, Any]] = {
+            f"s{n}": {"kind": kinds[n % 2]} | ({"depends_on": [f"s{n - 1}"]} if n else {}) for n in range(6)
+        }
+        await first.define("chain", chain)
+        async with (
+            AutoExecutor(first.address, {kinds[0]: nothing_to_do}, slots=4),
+            AutoExecutor(second.address, {kinds[1]: nothing_to_do}, slots=4),
+        ):
+            await first.until_run(await first.start("chain"), "succeeded")  # each has seen the other by then
+            took_s = []
+            for _ in range(3):
+                before = time.monotonic()
+                await first.until_run(await first.start("chain"), "succeeded")
+                took_s.append(time.monotonic() - before)
+            assert min(took_s) < 2.0, took_s  # by polls alone each of the five changes takes seconds
+
+
+async def nothing_to_do(job: AutoJob) -> None:
+    pass
+
+
 async def notify_pids(world: RunningScheduler) -> set[int] | None:
     rows = await world.raw.fetch(
         "select pid from pg_stat_activity"

@@ -90,3 +90,19 @@ async def test_watchers_are_bounded_and_leave_their_place() -> None:
         with hub.subscribe("a"):
             pass
     hub.publish(["a", "b"])
+
+
+async def test_who_begins_to_watch_a_run_that_has_just_ended_is_told_so() -> None:
+    hub = ChangeHub()
+    hub.ended(["a"])
+    with hub.subscribe("a") as late, hub.subscribe("b") as other:
+        assert (late.told_of_end, other.told_of_end) == (True, False)
+        async with asyncio.timeout(5):
+            await late.pause(LONG_S)
+
+
+async def test_only_so_many_ends_are_remembered() -> None:
+    hub = ChangeHub()
+    hub.ended(f"run {n}" for n in range(1001))
+    with hub.subscribe("run 0") as forgotten, hub.subscribe("run 1") as known:
+        assert (forgotten.told_of_end, known.told_of_end) == (False, True)

@@ -350,7 +350,10 @@ class Scheduler:
 
     # Loops wake each other through these, so that none has to exist before another.
     def _wake_dispatch(self) -> None:
-        self._dispatch.wake()
+        if self._sweep.others_known:
+            self._dispatch.work_submitted()  # what became leasable here may be for their executors
+        else:
+            self._dispatch.wake()
 
     def _credit_freed(self) -> None:
         self._dispatch.credit_freed()

@@ -8,6 +8,7 @@ from typing import Final
 from rara_scheduler.domain.errors import Code, Fault
 
 MAX_WATCHERS: Final = 1000
+_ENDED_KEPT: Final = 1000  # runs that have ended lately, for those who begin to watch one just then
 
 
 class Subscription:
@@ -20,7 +21,7 @@ class Subscription:
 
     @property
     def told_of_end(self) -> bool:
-        """Whether it was rung because the run has ended."""
+        """Whether the run has ended, or the scheduler stops."""
         return self._hurried.is_set()
 
     def ring(self, *, hurry: bool = False) -> None:
@@ -61,6 +62,7 @@ class ChangeHub:
     def __init__(self, *, max_watchers: int = MAX_WATCHERS) -> None:
         self._max_watchers = max_watchers
         self._watchers: dict[str, set[Subscription]] = {}
+        self._ended: dict[str, None] = {}  # the oldest first
         self._count = 0
         self._stopping = asyncio.Event()
 
@@ -73,6 +75,9 @@ class ChangeHub:
     def ended(self, run_ids: Iterable[str]) -> None:
         """Say that these runs have ended: their watchers look at once."""
         for run_id in run_ids:
+            self._ended[run_id] = None
+            if len(self._ended) > _ENDED_KEPT:
+                del self._ended[next(iter(self._ended))]
             for subscription in self._watchers.get(run_id, ()):
                 subscription.ring(hurry=True)
 
@@ -96,6 +101,8 @@ class ChangeHub:
                 retry_after_s=5.0,
             )
         subscription = Subscription(self._stopping)
+        if run_id in self._ended:
+            subscription.ring(hurry=True)
         self._count += 1
         self._watchers.setdefault(run_id, set()).add(subscription)
         try:

@@ -1,5 +1,5 @@
-"""Adaptive group commit: at once when idle, else gather while a commit runs, and as long again behind a small one; what
-nobody waits for starts none."""
+"""Adaptive group commit: at once when idle, else gather while a commit runs, and where they follow each other closely as
+long again behind a small one; what nobody waits for starts none."""
 
 import asyncio
 from collections import deque
@@ -25,7 +25,7 @@ _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 2.0
 _LONGEST_COMMIT_S = 0.5
 _LEAST_SHORTENED = 50  # items
-_SMALL = 512  # items: behind fewer a lane rests
+_SMALL = 512  # items: behind fewer a lane rests where sets follow each other closely
 # `running` of a short step is soon followed by its end, and progress by more of it, and nobody waits for their commit:
 # so long they stand aside for what else comes of their lease, and the row is written once. A runner that was given some
 # hundred jobs at once takes about as long to answer the last; where commits are slow, everything is.

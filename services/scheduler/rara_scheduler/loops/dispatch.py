@@ -19,7 +19,7 @@ from rara_scheduler.loops.pace import Pace
 from rara_scheduler.sessions import Held, Session, SessionRegistry
 from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.definitions import UnusableDefinition
-from rara_scheduler.store.leases import Cursor, Grant, HeldInFront, LeaseStore
+from rara_scheduler.store.leases import Cursor, Grant, HeldElsewhere, HeldInFront, LeaseStore
 from rara_scheduler.store.run_ledger import Specs
 from rara_scheduler.store.sweeps import BEFORE_ALL
 from rara_scheduler.telemetry.port import SILENT, UNTRACED, Metrics, Sent, Tracing
@@ -30,8 +30,8 @@ log = structlog.get_logger(__name__)
 
 _CURSOR_LIFE_S = 3.0  # then probes begin at the front again
 _FEW_ROUTES = 4
-# Slots that a statement is offered: four times what the last turn gave, since each costs to deal and to send; one that
-# takes all of them is followed by the next at once.
+# Slots that a statement is offered: four times what the last turn gave, since each costs to deal and to send, or four
+# times as many where it left something; that is followed by the next at once.
 _LEAST_OFFERED = 16
 _OFFERED_TIMES = 4
 _NEWLY = 1.5  # polls
@@ -214,7 +214,7 @@ class DispatchLoop:
             if self.stopping:
                 continue
             asked, self._asked = self._asked, False
-            if not asked and (self._no_hurry is not None or self._is_emptied()):
+            if not asked and self._is_emptied():
                 if self._no_hurry is None:
                     self._no_hurry = asyncio.get_running_loop().call_later(_NO_HURRY_S, self._hurry)
                 continue
@@ -222,6 +222,7 @@ class DispatchLoop:
                 self._no_hurry.cancel()
                 self._no_hurry = None
             local, self._local_work = self._local_work, False
+            began_at = self._clock()
             try:
                 again = True
                 while again:
@@ -230,6 +231,7 @@ class DispatchLoop:
                     await asyncio.sleep(
                         0
                     )  # others run between two full turns: acks and heartbeats are due as well
+                self._pace.took(self._clock() - began_at)
                 if local and self._cannot_serve_all():
                     self._tell_others()
             except (Fault, Conflict, DataRefused) as error:
@@ -308,11 +310,11 @@ class DispatchLoop:
         ]
         granting_ns = epoch_ns()
         try:
-            began_at = self._clock()
             grants = await self._leases.grant(probes, slots, barred=self._pauses.definitions)
-            self._pace.took(self._clock() - began_at)
         except HeldInFront:
             return True
+        except HeldElsewhere:
+            return False
         granted = _Granted(granting_ns, epoch_ns(), self._clock())
         for grant in {
             grant.route_id: grant for grant in grants
@@ -332,17 +334,17 @@ class DispatchLoop:
                     )
                 raise
         taken = Counter(grant.route_id for grant in grants)
-        short = len(grants) < min(len(slots), sum(limits.values()))
-        if short and any(cursor is not BEFORE_ALL for _, _, cursor, _ in probes):
-            # A cursor must not hide what was committed late or put in behind it: look once from the front.
-            for route_id in limits:
-                self._cursors.pop(route_id, None)
-            return True
-        if short and not any(taken[route_id] >= most for route_id, most in limits.items()):
-            self._emptied |= limits.keys()
+        is_short = len(grants) < min(len(slots), sum(limits.values()))
+        if is_short and not any(taken[route_id] >= most for route_id, most in limits.items()):
+            had_cursors = any(cursor is not BEFORE_ALL for _, _, cursor, _ in probes)
             for route_id in limits:  # what comes next is found from the front by one look
                 self._cursors.pop(route_id, None)
+            if had_cursors:
+                return True  # a cursor must not hide what was committed late or put in behind it
+            self._emptied |= limits.keys()
             return False
+        if grants:
+            self._granted = max(self._granted, len(slots))  # more is left: the offer must not stay as it is
         return bool(grants)
 
     def _limits(self, group: _Group, slots: int) -> dict[int, int]:

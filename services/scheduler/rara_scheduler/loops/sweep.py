@@ -79,7 +79,7 @@ class SweepLoop:
         self._wake = asyncio.Event()
         self.healthy = False  # whether the database answered the last look
         self._answered_at = clock()
-        self._others_known = False
+        self.others_known = False  # whether executors are connected to other schedulers, too
 
     def wake(self) -> None:
         """A step waits for a time: look when it is due."""
@@ -109,7 +109,7 @@ class SweepLoop:
 
     def _release_hostages(self) -> None:
         """Cut off from the database for half a lease, with another scheduler at work: send the executors there."""
-        if self._others_known and self._clock() - self._answered_at > self._lease_s / 2:
+        if self.others_known and self._clock() - self._answered_at > self._lease_s / 2:
             for session in self._sessions:
                 session.end("REBALANCE")
 
@@ -125,7 +125,7 @@ class SweepLoop:
         elif not self._was_ready:
             self._wake_dispatch()
         self._was_ready = outlook.any_ready
-        self._others_known = outlook.others_known
+        self.others_known = outlook.others_known
         if outlook.newest_route_id > self._routes.newest:
             self._routes.add(await self._definitions.routes_after(self._routes.newest))
             self._wake_dispatch()

@@ -23,6 +23,10 @@ class HeldInFront(Exception):
     """Only steps of paused definitions were met, and have stepped aside: look again."""
 
 
+class HeldElsewhere(Exception):
+    """Only steps of paused definitions were met, and somebody else is at them: what stands behind is not known."""
+
+
 class _MetPaused(Exception):
     """The statement met steps of paused definitions: it has to be undone."""
 
@@ -104,7 +108,8 @@ class LeaseStore:
 
         routes: (route_id, most steps of it, where to look from, the version of its kind that is run). slots: an
         executor_id per free slot; each of them must serve all the routes, by these versions. barred: definitions that
-        are paused. Raises HeldInFront where it is worth to look again for others' steps.
+        are paused. Raises HeldInFront where it is worth to look again for others' steps, HeldElsewhere where it
+        is not yet.
         """
         arguments = (
             [route_id for route_id, _, _, _ in routes],
@@ -144,7 +149,7 @@ class LeaseStore:
             async with self._database.transaction(Lane.ENGINE) as connection:
                 seen = [await hold(connection, (r, *cursors[r]), r, page) for r in sorted(met)]
             if not any(each.held for each in seen):
-                return []  # somebody else is at it, or they are paused no more: the next look will tell
+                raise HeldElsewhere  # or they are paused no more: the next look will tell
         raise HeldInFront
 
     async def materials(self, granted: Sequence[tuple[Grant, StepSpec]]) -> Materials:
