@@ -445,7 +445,9 @@ async def test_a_real_executor_cut_behind_any_message_of_its_stream_loses_and_re
             tasks.create_task(cut_everywhere(world, database_url, tmp_path / lane, lane, how, turns))
             for lane, how, turns in lanes
         ]
-    assert sum(task.result() for task in started) >= 12  # a story has about as many messages
+    assert (
+        sum(task.result() for task in started) >= 8
+    )  # a story has some ten messages, by what leaves in one frame
 
 
 @pytest.mark.soak
