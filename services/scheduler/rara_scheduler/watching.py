@@ -253,7 +253,7 @@ class _RunFollower:
         if run.state not in RUN_TERMINAL or not steps:
             # Later than the run, whose revision they are complete up to.
             steps = await self._watch.first_steps(self._run_id)
-        # What a short run has is read before the first is sent: who has seen the end leaves, in the middle of a statement.
+        # Read before the first is sent: who has seen the end of a run leaves, in the middle of a statement.
         yield RunUpdate(0, run)
         for update in self._unsent(steps):
             yield update

@@ -1,5 +1,5 @@
-"""Adaptive group commit: at once when idle, else gather while a commit runs, and where they follow each other closely as
-long again behind a small one; what nobody waits for starts none."""
+"""Adaptive group commit: at once when idle, else gather while a commit runs, and where they follow each other closely
+as long again behind a small one; what nobody waits for starts none."""
 
 import asyncio
 from collections import deque
