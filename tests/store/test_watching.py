@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from rara_scheduler import watch_hub
 from rara_scheduler.domain.errors import Code, Fault
 from rara_scheduler.domain.views import RunView, StepView
 from rara_scheduler.store.queries import query
@@ -336,6 +337,24 @@ async def test_who_is_told_of_the_end_sends_what_was_open_in_the_order_in_which_
     assert story.revision == await store.raw.fetchval(
         "select revision from rara.workflow_run where workflow_run_id = $1", run_id
     )
+
+
+async def test_a_run_that_ends_before_its_first_look_is_shown_whole_by_that(
+    world: WatchWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_hub, "FIRST_LOOK_S", 3600.0)
+    store = world.store
+    await store.define("pair", PAIR)
+    run_id = await store.start("pair")
+    world.hub.started([run_id])
+    async with aclosing(world.watching.run(run_id, 0)) as updates:
+        whole = asyncio.create_task(Story(updates).rest())
+        for _ in range(2):
+            await store.run_to_success(await store.lease_one())
+            world.hub.publish([run_id])
+        assert not whole.done()
+        world.hub.ended([run_id])
+        assert await whole == ["run succeeded", "a succeeded", "b succeeded", "end of snapshot"]
 
 
 async def test_who_is_told_of_an_end_that_has_not_come_goes_on(world: WatchWorld) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from rara_scheduler.domain.errors import Code, Fault
-from rara_scheduler.watch_hub import ChangeHub
+from rara_scheduler.watch_hub import FIRST_LOOK_S, ChangeHub
 
 LONG_S = 30.0
 
@@ -92,17 +92,19 @@ async def test_watchers_are_bounded_and_leave_their_place() -> None:
     hub.publish(["a", "b"])
 
 
-async def test_who_begins_to_watch_a_run_that_has_just_ended_is_told_so() -> None:
-    hub = ChangeHub()
-    hub.ended(["a"])
-    with hub.subscribe("a") as late, hub.subscribe("b") as other:
-        assert (late.told_of_end, other.told_of_end) == (True, False)
-        async with asyncio.timeout(5):
-            await late.pause(LONG_S)
+def test_a_run_that_was_just_started_is_looked_at_a_little_later_unless_it_has_ended() -> None:
+    now = 100.0
+    hub = ChangeHub(now_s=lambda: now)
+    hub.started(["a", "b"])
+    hub.ended(["b"])
+    now += 0.01
+    assert hub.first_look_in_s("a") == pytest.approx(FIRST_LOOK_S - 0.01)
+    assert (hub.first_look_in_s("b"), hub.first_look_in_s("of another scheduler")) == (0.0, 0.0)
+    now += FIRST_LOOK_S
+    assert hub.first_look_in_s("a") <= 0
 
 
-async def test_only_so_many_ends_are_remembered() -> None:
-    hub = ChangeHub()
-    hub.ended(f"run {n}" for n in range(1001))
-    with hub.subscribe("run 0") as forgotten, hub.subscribe("run 1") as known:
-        assert (forgotten.told_of_end, known.told_of_end) == (False, True)
+def test_only_so_many_starts_are_remembered() -> None:
+    hub = ChangeHub(now_s=lambda: 0.0)
+    hub.started(f"run {n}" for n in range(1001))
+    assert (hub.first_look_in_s("run 0"), hub.first_look_in_s("run 1")) == (0.0, FIRST_LOOK_S)

@@ -26,7 +26,7 @@ from rara_testing.processes import Processes
 from rara_testing.scripted_executor import WAIT_S, ScriptedExecutor
 from support.bearers import bearing, make_token, revoke
 from support.running_executor import running
-from support.running_scheduler import KIND, RunningScheduler, beating, running_scheduler
+from support.running_scheduler import KIND, RunningScheduler, beating, running_scheduler, until
 from support.spawned_executor import spawn_executor
 
 RECHECK_S = 0.4
@@ -180,7 +180,10 @@ async def test_a_revoked_token_stops_calls_and_streams(world: RunningScheduler) 
         assert from_rpc_error(refused.value).reason == "CREDENTIAL_INVALID"
         # Others are not touched, and use is noted.
         await workflows.GetRun(workflow_pb2.GetRunRequest(workflow_run_id=run_id), metadata=operator)
-    assert await world.raw.fetchval("select last_used_at is not null from rara.token where name = 'farm'")
+    assert await until(
+        lambda: world.raw.fetchval("select last_used_at is not null from rara.token where name = 'farm'"),
+        "the use of a token to be noted",
+    )
 
 
 async def test_a_session_ends_when_its_token_expires(world: RunningScheduler) -> None:

@@ -276,6 +276,7 @@ class Scheduler:
                 self._database,
                 definitions,
                 on_ready=self._dispatch.work_submitted,
+                on_started=self._hub.started,
                 max_inline_bytes=s.max_inline_bytes,
             ),
             retrier=retrier,

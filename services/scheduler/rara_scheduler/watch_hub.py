@@ -1,14 +1,17 @@
 """Wakes those who watch a run as soon as this scheduler has committed a change of it."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from rara_scheduler.domain.errors import Code, Fault
 
 MAX_WATCHERS: Final = 1000
-_ENDED_KEPT: Final = 1000  # runs that have ended lately, for those who begin to watch one just then
+# The first look at a run that has just been started here: what it finds is over soon, and short runs end before.
+FIRST_LOOK_S: Final = 0.05
+_STARTED_KEPT: Final = 1000
 
 
 class Subscription:
@@ -57,14 +60,30 @@ class Subscription:
 
 
 class ChangeHub:
-    """The watchers of this scheduler, by run. Only a hint: whoever watches polls as well."""
+    """The watchers of this scheduler, by run. Only a hint: whoever watches polls as well. now_s: a monotonic clock."""
 
-    def __init__(self, *, max_watchers: int = MAX_WATCHERS) -> None:
+    def __init__(
+        self, *, max_watchers: int = MAX_WATCHERS, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._max_watchers = max_watchers
         self._watchers: dict[str, set[Subscription]] = {}
-        self._ended: dict[str, None] = {}  # the oldest first
+        self._now_s = now_s
+        self._started: dict[str, float] = {}  # when; the oldest first
         self._count = 0
         self._stopping = asyncio.Event()
+
+    def started(self, run_ids: Iterable[str]) -> None:
+        """Say that this scheduler has just started these runs."""
+        now = self._now_s()
+        for run_id in run_ids:
+            self._started[run_id] = now
+            if len(self._started) > _STARTED_KEPT:
+                del self._started[next(iter(self._started))]
+
+    def first_look_in_s(self, run_id: str) -> float:
+        """Seconds until a watcher should first look at a run, unless it ends before; 0 or less: now."""
+        started_at = self._started.get(run_id)
+        return 0.0 if started_at is None else started_at + FIRST_LOOK_S - self._now_s()
 
     def publish(self, run_ids: Iterable[str]) -> None:
         """Say that a change of these runs, or of their steps, has been committed."""
@@ -75,9 +94,7 @@ class ChangeHub:
     def ended(self, run_ids: Iterable[str]) -> None:
         """Say that these runs have ended: their watchers look at once."""
         for run_id in run_ids:
-            self._ended[run_id] = None
-            if len(self._ended) > _ENDED_KEPT:
-                del self._ended[next(iter(self._ended))]
+            self._started.pop(run_id, None)
             for subscription in self._watchers.get(run_id, ()):
                 subscription.ring(hurry=True)
 
@@ -101,8 +118,6 @@ class ChangeHub:
                 retry_after_s=5.0,
             )
         subscription = Subscription(self._stopping)
-        if run_id in self._ended:
-            subscription.ring(hurry=True)
         self._count += 1
         self._watchers.setdefault(run_id, set()).add(subscription)
         try:

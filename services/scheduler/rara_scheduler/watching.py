@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from rara_scheduler.domain import ids
 from rara_scheduler.domain.errors import Code, Fault, field_invalid
 from rara_scheduler.domain.run import TERMINAL as RUN_TERMINAL
 from rara_scheduler.domain.step import TERMINAL as STEP_TERMINAL
@@ -23,8 +22,6 @@ PACE_S: Final = 0.1
 BURST_LOOKS: Final = 10
 # Even then so long, unless the run has ended: its next change is often on its way, and a look takes time from that.
 GATHER_S: Final = 0.02
-# The first look at a run that has just been started: what it finds is over soon, and short runs end before.
-FIRST_LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ def _looks(step: StepView) -> tuple[object, ...]:
 
 
 class Watching:
-    """now_s: a monotonic clock, for `Alive` alone. epoch_s: the wall clock, by which runs are new."""
+    """now_s: a monotonic clock, for `Alive` alone."""
 
     def __init__(
         self,
@@ -90,7 +87,6 @@ class Watching:
         alive_s: float = ALIVE_S,
         gather_s: float = GATHER_S,
         now_s: Callable[[], float] = time.monotonic,
-        epoch_s: Callable[[], float] = time.time,
     ) -> None:
         self._watch = watch
         self._reads = reads
@@ -99,7 +95,6 @@ class Watching:
         self._alive_s = alive_s
         self._gather_s = gather_s
         self._now_s = now_s
-        self._epoch_s = epoch_s
 
     async def run(self, workflow_run_id: str, after_revision: int) -> AsyncGenerator[RunUpdate, None]:
         """Every change of a run after a revision; from 0 first all that is there, then SnapshotEnd.
@@ -113,8 +108,8 @@ class Watching:
         with self._hub.subscribe(workflow_run_id) as bell:
             follower = _RunFollower(self._watch, workflow_run_id, after_revision)
             if after_revision == 0:
-                if (new_for_s := self._new_for_s(workflow_run_id)) > 0:
-                    await bell.pause(new_for_s)
+                if (wait_s := self._hub.first_look_in_s(workflow_run_id)) > 0:
+                    await bell.pause(wait_s)
                 async for update in follower.snapshot(told_of_end=bell.told_of_end):
                     yield update
                 if follower.has_ended:
@@ -194,13 +189,6 @@ class Watching:
                     last_sent_s = self._now_s()
                     yield Alive()
                 await self._next_look(bell, pace)
-
-    def _new_for_s(self, workflow_run_id: str) -> float:
-        """Seconds until the first look at a run is due; 0: now."""
-        made_at_s = ids.made_at_s(workflow_run_id)
-        if made_at_s is None or not 0 <= (age_s := self._epoch_s() - made_at_s) < FIRST_LOOK_S:
-            return 0.0  # an age below zero is another clock's
-        return FIRST_LOOK_S - age_s
 
     async def _next_look(self, bell: Subscription, pace: "_Pace") -> None:
         """Wait for a change or the poll; a burst of changes becomes one look. The end of a run waits for nothing."""

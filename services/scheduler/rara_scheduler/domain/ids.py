@@ -44,12 +44,6 @@ def executor_not_found(executor_id: str) -> Fault:
     return not_found(Code.EXECUTOR_NOT_FOUND, "executor", "executor_id", executor_id)
 
 
-def made_at_s(known_id: str) -> float | None:
-    """When an id of ours was made, in seconds since the epoch by its maker's clock; None: it does not tell."""
-    value = uuid.UUID(known_id)
-    return (value.int >> 80) / 1000 if value.version == 7 else None  # RFC 9562, section 5.7
-
-
 def run_id(text: str) -> str:
     """A run's id in canonical form. Raises FIELD_INVALID when empty or too long, RUN_NOT_FOUND when it is no UUID."""
     return _given_id(text, "workflow_run_id", Code.RUN_NOT_FOUND, "run")

@@ -129,7 +129,7 @@ class Started:
 
 
 class RunStarter:
-    """Starts runs, and tells `on_ready` after each commit that made steps leasable."""
+    """Starts runs, and tells `on_started` and `on_ready` after each commit that started any."""
 
     def __init__(
         self,
@@ -137,11 +137,13 @@ class RunStarter:
         definitions: DefinitionStore,
         *,
         on_ready: Callable[[], None],
+        on_started: Callable[[Iterable[str]], None] = lambda _: None,
         max_inline_bytes: int = 16 * 1024,
     ) -> None:
         self._database = database
         self._definitions = definitions
         self._on_ready = on_ready
+        self._on_started = on_started
         self._max_inline_bytes = max_inline_bytes
 
     async def start(self, command: StartCommand) -> Started:
@@ -225,6 +227,7 @@ class RunStarter:
                     ) from None
                 continue
             if started:
+                self._on_started(started)
                 self._on_ready()
                 await asyncio.sleep(0)  # leasing asks the database while the answer is made
             return [
