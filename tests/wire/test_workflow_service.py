@@ -84,11 +84,13 @@ async def test_a_run_goes_from_start_to_end_as_a_watcher_sees_it(world: RunningS
     await define_shouting(world)
     run_id = await world.start("shouting", value={"word": "hey"})
     call = world.workflows.WatchRun(S.WatchRunRequest(workflow_run_id=run_id), timeout=WAIT_S)
-    watch = asyncio.create_task(everything(call))
+    updates = aiter(call)
+    seen = [await anext(updates) for _ in range(4)]
+    assert kinds(seen) == ["run", "step_run", "step_run", "snapshot_end"]
+    watch = asyncio.create_task(everything(updates))
     async with AutoExecutor(world.address, {KIND: shout}) as executor:
         await executor.wait_for(2)
-        seen = await watch
-    assert kinds(seen)[:4] == ["run", "step_run", "step_run", "snapshot_end"]
+        seen += await watch
     assert [response.revision for response in seen[:3]] == [0, 0, 0]
     assert await call.code() is grpc.StatusCode.OK
     revisions = [response.revision for response in seen]
