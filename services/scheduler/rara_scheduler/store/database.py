@@ -4,7 +4,7 @@ import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from enum import StrEnum
 from types import TracebackType
 from typing import TypeAlias
@@ -213,13 +213,18 @@ class Database:
             asyncpg.InterfaceError,
             asyncpg.InternalClientError,
         ):
-            connection.terminate()
+            _end(connection)
 
     @asynccontextmanager
     async def transaction(self, lane: Lane = Lane.CALLS) -> AsyncIterator[Connection]:
         """A READ COMMITTED transaction; nothing but SQL may be awaited inside."""
         async with self.connection(lane) as connection, connection.transaction():
             yield connection
+
+
+def _end(connection: Connection) -> None:
+    with suppress(asyncpg.InterfaceError):  # it has been given back after all, or the pool has ended it
+        connection.terminate()
 
 
 class _Borrowed:
@@ -248,7 +253,7 @@ class _Borrowed:
         if isinstance(error, asyncpg.InternalClientError):
             # The server ended while the driver was asking it about types: the driver has lost its place in the
             # protocol, and nothing more can be asked on this connection.
-            connection.terminate()
+            _end(connection)
         await self._release(pool, connection)
         if isinstance(error, TimeoutError):  # the driver's own bound on one statement
             raise StoreUnavailable("statement took too long") from error
