@@ -58,8 +58,8 @@ select r.workflow_run_id::text, r.state as run_state, r.revision, r.steps_total,
        r.revision = (select w.revision from rara.workflow_run w where w.workflow_run_id = r.workflow_run_id)
            as is_settled,
        l.step_run_id::text, l.workflow_run_id::text as lease_run_id, l.lease_token, l.attempt, l.failures,
-       l.free_endings, l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted, l.started_at is not null as started,
-       l.last_sequence, l.gaps, l.cancel_reason, l.expires_at <= now() as expired,
+       l.free_endings, l.executor_id::text, l.granted_on, l.accepted_at is not null as accepted,
+       l.started_at is not null as started, l.last_sequence, l.gaps, l.cancel_reason, l.expires_at <= now() as expired,
        l.granted_at <= now() - make_interval(secs => $3::float8) as accept_overdue, l.step_name, l.idempotency_key
   from run r
   left join named l on l.workflow_run_id = r.workflow_run_id;
