@@ -153,9 +153,9 @@ async def test_a_watcher_sees_what_another_scheduler_commits(database_url: str, 
     ):
         await define_shouting(here)
         run_id = await here.start("shouting", value={"word": "hey"})
-        watch = asyncio.create_task(
-            everything(here.workflows.WatchRun(S.WatchRunRequest(workflow_run_id=run_id), timeout=WAIT_S))
-        )
+        updates = aiter(here.workflows.WatchRun(S.WatchRunRequest(workflow_run_id=run_id), timeout=WAIT_S))
+        assert kinds([await anext(updates) for _ in range(4)])[-1] == "snapshot_end"
+        watch = asyncio.create_task(everything(updates))
         async with AutoExecutor(there.address, {KIND: shout}) as executor:
             await executor.wait_for(2)
             assert state_name((await watch)[-1].run) == "succeeded"
