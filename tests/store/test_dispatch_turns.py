@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -21,10 +21,14 @@ LONG_S = 3600.0
 
 
 class CountedLeases(LeaseStore):
+    """meanwhile: what happens while a statement is under way."""
+
     statements = 0
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
 
     async def grant(self, *arguments: Any, **more: Any) -> list[Grant]:
         self.statements += 1
+        self.meanwhile()
         return await super().grant(*arguments, **more)
 
 
@@ -113,3 +117,32 @@ async def test_a_freed_slot_does_not_wait_for_another_sessions_lack_of_work(
         await until_held(full, held)
     running.cancel()
     assert not idle.held
+
+
+@pytest.mark.parametrize("change", ["drains", "ends", "has no room left"])
+async def test_who_drains_while_others_are_served_is_given_nothing(world: StoreWorld, change: str) -> None:
+    await world.define("x", {"a": {"kind": "work.x"}})
+    await world.define("y", {f"s{n}": {"kind": "work.y"} for n in range(40)})
+    await world.start("x")
+    await world.start("y")
+    leasing = Leasing(world)
+    leasing.routes.add(await world.definitions.routes_after(0))
+    served = leasing.session(["work.x"], credit=5)
+    later = leasing.session(["work.y"], credit=5)
+
+    def meanwhile() -> None:
+        if change == "drains":
+            later.draining = True
+        elif change == "ends":
+            later.closing = True
+        else:
+            later.jobs_sent = later.credit_limit
+
+    leasing.leases.meanwhile = meanwhile
+    running = asyncio.create_task(leasing.loop.run())
+    leasing.loop.wake()
+    await until_held(served, 1)
+    await leasing.loop.turn_over()
+    running.cancel()
+    assert not later.held
+    assert await world.raw.fetchval("select count(*) from rara.ready") == 40

@@ -473,7 +473,7 @@ def _names(grant: Grant) -> dict[str, object]:
 
 def _deal(sessions: Sequence[Session], most: int) -> list[str]:
     """An executor_id per free slot, dealt in turn so that load spreads; `most` in all."""
-    free = {session.executor_id: session.free_credit() for session in sessions}
+    free = {each.executor_id: credit for each in sessions if (credit := each.free_credit()) > 0}
     slots: list[str] = []
     while free and len(slots) < most:
         for executor_id in list(free):
