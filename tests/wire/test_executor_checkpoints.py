@@ -12,6 +12,7 @@ from rara_executor.testing import run_handler
 from rara_testing.scripted_scheduler import ScriptedScheduler, Session, blob_artifact, digest_of, job
 from support.fenced_handlers import weights
 from support.running_executor import running
+from support.running_scheduler import until
 
 SIZE = 30_000
 
@@ -38,6 +39,17 @@ def checkpoints(scheduler: ScriptedScheduler, token: int) -> list[job_pb2.Progre
     return [event for event in scheduler.events(token) if event.progress.checkpoint_artifacts]
 
 
+def files_of_weights(folder: Path) -> int:
+    return sum(path.stat().st_size == SIZE for path in (folder / "executor").rglob("out-*"))
+
+
+async def until_weights_files(folder: Path, count: int) -> None:
+    async def look() -> bool:
+        return files_of_weights(folder) == count
+
+    await until(look, f"{count} files of weights")
+
+
 async def test_bytes_are_stored_before_they_are_named_and_leave_with_a_cancelled_job(
     scheduler: ScriptedScheduler, session: Session, tmp_path: Path
 ) -> None:
@@ -58,9 +70,7 @@ async def test_bytes_are_stored_before_they_are_named_and_leave_with_a_cancelled
     assert (named["weights"].type, named["weights"].inline) == ("checkpoint", b"")
     assert scheduler.blobs.blobs[named["weights"].digest.sha256] == weights(SIZE, 3)
     assert scheduler.blobs.blobs[named["log"].digest.sha256] == b"python 1\npython 2\npython 3\n"
-    # Of the first checkpoint nothing is left on disk: two are enough.
-    left = sorted(path.stat().st_size for path in (tmp_path / "executor").rglob("out-*"))
-    assert [size for size in left if size == SIZE] == [SIZE, SIZE]
+    await until_weights_files(tmp_path, 2)  # of the first checkpoint, which is stored, nothing is left
     session.cancel_job(1)
     cancelled = (await scheduler.event(1, "cancelled")).cancelled
     assert cancelled.checkpoint == newest.checkpoint
@@ -70,25 +80,28 @@ async def test_bytes_are_stored_before_they_are_named_and_leave_with_a_cancelled
 async def test_a_checkpoints_missing_blob_is_stored_again_and_the_same_event_sent_again(
     scheduler: ScriptedScheduler, session: Session, tmp_path: Path
 ) -> None:
-    refused: list[job_pb2.ProgressEvent] = []
-
-    def refuse(event: job_pb2.ProgressEvent) -> dispatch_pb2.EventRefusal | None:
-        if not event.progress.checkpoint_artifacts or refused:
-            return None
-        refused.append(event)
-        digests = [artifact.digest for artifact in event.progress.checkpoint_artifacts]
-        for digest in digests:
-            del scheduler.blobs.blobs[digest.sha256]  # collected in between
-        return dispatch_pb2.EventRefusal(code="BLOBS_MISSING", digests=digests)
-
-    scheduler.refuse = refuse
+    scheduler.acknowledge = lambda event: not event.progress.checkpoint_artifacts
     session.send_jobs(train(1, tmp_path))
-    again = await scheduler.until(
-        lambda: [e for e in checkpoints(scheduler, 1) if refused and e.sequence == refused[0].sequence],
-        "the same event",
+
+    def reported() -> list[job_pb2.ProgressEvent]:
+        return [event for event in session.events if event.progress.checkpoint_artifacts]
+
+    # The handler does not wait: it is two checkpoints on when the first one is refused.
+    await scheduler.until(lambda: len(reported()) == 3, "three checkpoints")
+    first, _, last = reported()
+    digests = [artifact.digest for artifact in first.progress.checkpoint_artifacts]
+    for digest in digests:
+        del scheduler.blobs.blobs[digest.sha256]  # collected in between
+    refusal = dispatch_pb2.EventRefusal(
+        lease_token=1, sequence=first.sequence, code="BLOBS_MISSING", digests=digests
     )
-    assert again[-1] == refused[0]
-    assert {a.digest.sha256 for a in refused[0].progress.checkpoint_artifacts} <= set(scheduler.blobs.blobs)
+    session.send(acks=dispatch_pb2.EventAcks(refusals=[refusal]))
+    again = await scheduler.until(lambda: reported()[3:], "the same event")
+    assert again == [first]
+    assert {digest.sha256 for digest in digests} <= set(scheduler.blobs.blobs)
+    assert files_of_weights(tmp_path) == 3
+    session.acknowledge(1, last.sequence)
+    await until_weights_files(tmp_path, 2)
 
 
 async def test_a_later_attempt_goes_on_from_the_bytes_and_refuses_others(

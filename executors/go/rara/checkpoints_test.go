@@ -3,6 +3,7 @@ package rara_test
 import (
 	"bytes"
 	"context"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -88,6 +89,51 @@ func TestACheckpointsMissingBlobIsStoredAgain(t *testing.T) {
 	if w.scheduler.Blobs.Get(digest) == nil {
 		t.Error("it was not stored again")
 	}
+	w.session.Cancel(1, "CANCELLED", time.Minute)
+	w.session.Ended(t, 1)
+}
+
+// TestACheckpointsBytesStayUntilItIsStored: a report does not wait, so the handler may be far ahead of a refusal.
+func TestACheckpointsBytesStayUntilItIsStored(t *testing.T) {
+	t.Parallel()
+	w := start(t, offer("k", func(ctx context.Context, job *rara.Job[any]) (any, error) {
+		for epoch := range 3 {
+			one, err := job.Artifacts.Keep(ctx, "weights", strings.NewReader(strings.Repeat(strconv.Itoa(epoch), 30_000)))
+			if err != nil {
+				return nil, err
+			}
+			if err := job.Progress(rara.Progress{Checkpoint: epoch, Artifacts: []*rara.KeptArtifact{one}}); err != nil {
+				return nil, err
+			}
+		}
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}))
+	w.session.Deaf()
+	w.session.Jobs(scripted.Job(1, "k", `1`))
+	w.session.Event(t, 1, "accepted", func(e *rarav1.ProgressEvent) bool { return e.GetAccepted() != nil })
+	w.session.Acks(&rarav1.EventAcks{Acks: []*rarav1.EventAck{{LeaseToken: 1, Sequence: 1}}})
+	last := w.session.Event(t, 1, "third checkpoint", func(e *rarav1.ProgressEvent) bool {
+		return withArtifacts(e) && string(e.GetProgress().Checkpoint.GetData()) == "2"
+	})
+	first := w.session.Event(t, 1, "first checkpoint", withArtifacts)
+	digest := first.GetProgress().CheckpointArtifacts[0].Digest
+	w.scheduler.Blobs.Lose(digest)
+	w.session.Acks(&rarav1.EventAcks{Refusals: []*rarav1.EventRefusal{{
+		LeaseToken: 1, Sequence: first.Sequence, Code: "BLOBS_MISSING", Digests: []*rarav1.Digest{digest}}}})
+	w.session.Until(t, "the first checkpoint again", func(frames []*rarav1.ConnectRequest) bool {
+		seen := 0
+		for _, again := range scripted.Events(frames, 1) {
+			if again.String() == first.String() {
+				seen++
+			}
+		}
+		return seen == 2
+	})
+	if w.scheduler.Blobs.Get(digest) == nil {
+		t.Error("it was not stored again")
+	}
+	w.session.Acks(&rarav1.EventAcks{Acks: []*rarav1.EventAck{{LeaseToken: 1, Sequence: last.Sequence}}})
 	w.session.Cancel(1, "CANCELLED", time.Minute)
 	w.session.Ended(t, 1)
 }

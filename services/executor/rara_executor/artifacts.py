@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +53,8 @@ class JobArtifacts:
             artifact.digest.sha256: _Kept(artifact.digest, artifact.media_type, None)
             for artifact in request.checkpoint_artifacts
         }
-        self._newest: deque[set[str]] = deque([set(), set()])  # what the newest two checkpoints name of it
+        self._named: dict[int, set[str]] = {}  # what checkpoints name of it, by the number of their event
+        self._unstored: set[int] = set()  # of those events
         self._scratch = scratch
         self._files: dict[str, tuple[common_pb2.Digest, str, Path]] = {}
         self._inline_total = 0
@@ -89,10 +89,7 @@ class JobArtifacts:
         await self._upload_kept(kept)
 
     def of_checkpoint(self, named: list[tuple[str, str]]) -> list[common_pb2.Artifact]:
-        """What a checkpoint names: by the path of what was kept, or by a digest of the checkpoint before.
-
-        The files of all but the newest two checkpoints are removed: no event that is under way needs them.
-        """
+        """What a checkpoint names: by the path of what was kept, or by a digest of the checkpoint before."""
         artifacts = []
         for name, key in named:
             kept = self._kept[key]
@@ -101,14 +98,31 @@ class JobArtifacts:
                     name=name, digest=kept.digest, media_type=kept.media_type, type="checkpoint"
                 )
             )
-        if named:
-            self._newest.append({key for _, key in named})
-            for key in self._newest.popleft() - set().union(*self._newest):
-                path = self._kept[key].path
-                if path is not None and path == Path(key):
-                    path.unlink(missing_ok=True)
-                    del self._kept[key]
         return artifacts
+
+    def checkpoint_queued(self, sequence: int, named: list[tuple[str, str]]) -> None:
+        """The event of this number names these; what it named before, unsent, was merged into it."""
+        replaced = self._named.pop(sequence, set())
+        self._named[sequence] = {key for _, key in named}
+        self._unstored.add(sequence)
+        self._remove_unneeded(replaced)
+
+    def checkpoint_stored(self, sequence: int) -> None:
+        """The event of this number will not be refused any more: nobody asks for its bytes again."""
+        if sequence in self._unstored:
+            self._unstored.remove(sequence)
+            self._remove_unneeded(set())
+
+    def _remove_unneeded(self, keys: set[str]) -> None:
+        """Remove files that neither the newest two checkpoints name nor any that is not known to be stored."""
+        for sequence in list(self._named)[:-2]:
+            if sequence not in self._unstored:
+                keys |= self._named.pop(sequence)
+        for key in keys - set().union(*self._named.values()):
+            path = self._kept[key].path
+            if path is not None and path == Path(key):
+                path.unlink(missing_ok=True)
+                del self._kept[key]
 
     def _own(self, path: str) -> Path:
         if not Path(path).is_relative_to(self._scratch):

@@ -285,6 +285,8 @@ class Supervisor:
             request = job.effects.pop(entry.sequence, None)
             if request is not None and job.runner is not None:
                 job.runner.send(Reply(job.token, request, "", "", ""))
+        elif entry.kind == "progress" and entry.event.progress.checkpoint_artifacts:
+            job.artifacts.checkpoint_stored(entry.sequence)
 
     def _begin_if_certain(self, job: HeldJob) -> None:
         if job.phase is not Phase.ACCEPTED or lease_now() >= job.clock.fence_at:
@@ -344,7 +346,9 @@ class Supervisor:
         event = self._events.progress(job.lease, message, artifacts)
         if message.checkpoint is not None:
             job.checkpoint = event.progress
-        self._emit(event)
+        sequence = self._emit(event)
+        if message.artifacts:
+            job.artifacts.checkpoint_queued(sequence, message.artifacts)
 
     def _on_outcome(self, job: HeldJob, runner: Runner, outcome: Outcome) -> None:
         if not runner.is_async and (job.stop is not None or job.leaves_children):

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"google.golang.org/protobuf/proto"
@@ -54,9 +55,9 @@ type jobArtifacts struct {
 	inputs      map[string]*opening
 	carried     map[string]*opening // of the checkpoint
 	names       map[string]bool
-	files       map[string]stored  // by digest
-	kept        map[string]*kept   // by digest: what checkpoints may name
-	newest      [2]map[string]bool // what the newest two name of it
+	files       map[string]stored // by digest
+	kept        map[string]*kept  // by digest: what checkpoints may name
+	named       []naming          // what checkpoints name of it, oldest first
 	fileCount   int
 	inlineTotal int
 	// manifestBytes of what was put, but for inline bytes.
@@ -79,6 +80,13 @@ type stored struct {
 type kept struct {
 	stored
 	isNamed bool // by a checkpoint since it was kept
+}
+
+// naming is what the checkpoint of one event names, by digest.
+type naming struct {
+	sequence int64
+	digests  map[string]bool
+	isStored bool // nobody asks for its bytes again
 }
 
 func newJobArtifacts(store *artifactStore, request *rarav1.JobRequest, scratch string, maxInline int) *jobArtifacts {
@@ -217,20 +225,20 @@ func (a *jobArtifacts) keepForCheckpoint(ctx context.Context, content io.Reader)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if old := a.kept[digest.Sha256]; old != nil && old.path != "" {
-		os.Remove(old.path)
+	if old := a.kept[digest.Sha256]; old != nil && old.path != "" { // which may be on its way to the store again
+		os.Remove(path)
+		old.isNamed = false
+		return digest, nil
 	}
 	a.kept[digest.Sha256] = &kept{stored: file}
 	return digest, nil
 }
 
-// ofCheckpoint is what a checkpoint names. The files of all but the newest two checkpoints are removed: no event that
-// is under way needs them.
+// ofCheckpoint is what a checkpoint names.
 func (a *jobArtifacts) ofCheckpoint(named []Kept) ([]*rarav1.Artifact, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	artifacts := make([]*rarav1.Artifact, 0, len(named))
-	now := map[string]bool{}
+	var artifacts []*rarav1.Artifact
 	for _, one := range named {
 		known := a.kept[one.SHA256]
 		if known == nil {
@@ -238,22 +246,63 @@ func (a *jobArtifacts) ofCheckpoint(named []Kept) ([]*rarav1.Artifact, error) {
 				"the checkpoint's artifact %q was not kept by this attempt", one.Name)}
 		}
 		known.isNamed = true
-		now[one.SHA256] = true
 		artifacts = append(artifacts, &rarav1.Artifact{
 			Name: text.Valid(one.Name), Digest: known.digest, MediaType: known.mediaType, Type: "checkpoint"})
 	}
-	if len(named) == 0 {
-		return nil, nil
+	return artifacts, nil
+}
+
+// checkpointQueued takes in that the event of this number names these; what it named before, unsent, was merged into it.
+func (a *jobArtifacts) checkpointQueued(sequence int64, named []Kept) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := naming{sequence: sequence, digests: map[string]bool{}}
+	for _, one := range named {
+		now.digests[one.SHA256] = true
 	}
-	oldest := a.newest[0]
-	a.newest = [2]map[string]bool{a.newest[1], now}
-	for sha256 := range oldest {
-		if old := a.kept[sha256]; old != nil && old.isNamed && !now[sha256] && !a.newest[0][sha256] {
-			os.Remove(old.path)
-			old.path = ""
+	if last := len(a.named) - 1; last >= 0 && a.named[last].sequence == sequence {
+		replaced := a.named[last]
+		a.named[last] = now
+		a.removeUnneeded(replaced)
+		return
+	}
+	a.named = append(a.named, now)
+	a.removeUnneeded()
+}
+
+// checkpointStored takes in that the event of this number will not be refused any more.
+func (a *jobArtifacts) checkpointStored(sequence int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.named {
+		if a.named[i].sequence == sequence {
+			a.named[i].isStored = true
 		}
 	}
-	return artifacts, nil
+	a.removeUnneeded()
+}
+
+// removeUnneeded removes the files that neither the newest two checkpoints name nor any that is not known to be stored.
+func (a *jobArtifacts) removeUnneeded(gone ...naming) {
+	older := max(0, len(a.named)-2)
+	var needed []naming
+	for i, one := range a.named {
+		if i < older && one.isStored {
+			gone = append(gone, one)
+		} else {
+			needed = append(needed, one)
+		}
+	}
+	a.named = needed
+	for _, one := range gone {
+		for sha256 := range one.digests {
+			isNeeded := slices.ContainsFunc(needed, func(other naming) bool { return other.digests[sha256] })
+			if old := a.kept[sha256]; old != nil && old.isNamed && !isNeeded {
+				os.Remove(old.path)
+				old.path = ""
+			}
+		}
+	}
 }
 
 func (a *jobArtifacts) put(ctx context.Context, output Output, content io.Reader) (*rarav1.Digest, error) {

@@ -139,7 +139,10 @@ func (j *Job) Progress(report Report) error {
 	if event.GetProgress().Checkpoint != nil {
 		j.checkpoint = event.GetProgress()
 	}
-	s.emit(event)
+	sequence := s.emit(event)
+	if len(report.Artifacts) > 0 {
+		j.artifacts.checkpointQueued(sequence, report.Artifacts)
+	}
 	return nil
 }
 

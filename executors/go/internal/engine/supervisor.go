@@ -142,6 +142,9 @@ func (s *Supervisor) acknowledged(ack *rarav1.EventAck) {
 			}
 			s.beginIfCertain(job)
 		}
+		if len(entry.Event.GetProgress().GetCheckpointArtifacts()) > 0 {
+			job.artifacts.checkpointStored(entry.Sequence())
+		}
 		if stored := job.stored[entry.Sequence()]; stored != nil {
 			delete(job.stored, entry.Sequence())
 			close(stored)
