@@ -1,15 +1,22 @@
 """What telemetry asks of the database is right, and stays cheap whatever the tables hold."""
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 import asyncpg
 import pytest
 import pytest_asyncio
+from rara_scheduler.loops.spans import SpanLoop
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.telemetry import MOST_COUNTED, TelemetryStore
+from rara_scheduler.telemetry.port import AttemptFacts, EndedAttempt
+from support.running_scheduler import until
 from support.store_world import StoreWorld, accepted, failed, running, store_world
 
 MANY = 2 * MOST_COUNTED
+LOCK_WAITS = "select count(*) > 0 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 
 @pytest_asyncio.fixture
@@ -85,3 +92,41 @@ async def test_waiting_steps_are_counted(world: StoreWorld) -> None:
     await world.say(grant, accepted(), running(), failed(3))
     found = await TelemetryStore(world.database).queues()
     assert (found.ready, found.waiting) == ({}, {"work.do": 1})
+
+
+@dataclass
+class Made:
+    """Makes no span, but remembers which it should make."""
+
+    ended: deque[EndedAttempt]
+    tokens: list[int] = field(default_factory=list)
+
+    def attempt_span(self, ended: EndedAttempt, facts: AttemptFacts) -> None:
+        self.tokens.append(ended.lease_token)
+
+
+async def test_a_stop_in_the_middle_of_a_look_leaves_the_spans_to_the_last_one(
+    world: StoreWorld, database_url: str
+) -> None:
+    await world.define("one", {"a": {}})
+    await world.start("one", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+    grant = await world.lease_one()
+    await world.run_to_success(grant)
+    today = await world.raw.fetchval("select granted_at::date from rara.result")
+    made = Made(deque([EndedAttempt(grant.step_run_id, grant.lease_token, 1, today, "succeeded", "", 0, 1)]))
+    loop = SpanLoop(TelemetryStore(world.database), made)
+    watcher = await asyncpg.connect(database_url)
+
+    async def is_looking() -> bool:
+        return bool(await watcher.fetchval(LOCK_WAITS))
+
+    async with world.raw.transaction():
+        await world.raw.execute("lock table rara.workflow_run in access exclusive mode")
+        look = asyncio.create_task(loop.run())
+        await until(is_looking, "the look")
+        look.cancel()
+        await asyncio.wait([look])
+    await watcher.close()
+    assert made.tokens == []
+    await loop.finish(timeout_s=10)
+    assert (made.tokens, list(made.ended)) == ([grant.lease_token], [])

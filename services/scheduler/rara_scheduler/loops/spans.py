@@ -1,6 +1,7 @@
 """Making the spans of attempts that have ended, beside the work: no commit waits for them."""
 
 import asyncio
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -8,7 +9,7 @@ import structlog
 from rara_scheduler.domain.errors import Fault
 from rara_scheduler.store.database import Conflict, DataRefused
 from rara_scheduler.store.telemetry import TelemetryStore
-from rara_scheduler.telemetry.port import EndedAttempt, SpanMaker
+from rara_scheduler.telemetry.port import SpanMaker
 
 log = structlog.get_logger(__name__)
 
@@ -41,13 +42,21 @@ class SpanLoop:
 
     async def _all(self, maker: SpanMaker) -> None:
         while maker.ended:
-            page: list[EndedAttempt] = [maker.ended.popleft() for _ in range(min(_PAGE, len(maker.ended)))]
+            # They leave the queue when they are known: a stop in between leaves them to `finish`.
+            page = list(islice(maker.ended, _PAGE))
             try:
                 found = await self._store.traced(page)
             except (Fault, Conflict, DataRefused) as error:
                 # Away with them: a trace with a hole is better than a queue that grows with an outage.
                 log.warning("spans.left_out", attempts=len(page), error=str(error))
+                _leave(maker, len(page))
                 return
+            _leave(maker, len(page))
             for ended, facts in found:
                 maker.attempt_span(ended, facts)
             await asyncio.sleep(0)
+
+
+def _leave(maker: SpanMaker, count: int) -> None:
+    for _ in range(count):
+        maker.ended.popleft()
