@@ -154,6 +154,29 @@ def squares(method: str) -> list[int]:
     return result
 
 
+@operation("demo.terminated_at_once", version=V)
+async def terminated_at_once(job: Job) -> list[int | None]:
+    """Ends each of so many forked processes as soon as it has begun; their exit codes."""
+    return await asyncio.to_thread(_terminate_at_once, job.input)
+
+
+@operation("demo.terminated_at_once_blocking", version=V)
+def terminated_at_once_blocking(job: BlockingJob) -> list[int | None]:
+    return _terminate_at_once(job.input)
+
+
+def _terminate_at_once(count: int) -> list[int | None]:
+    codes = []
+    for _ in range(count):
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        process.start()
+        process.terminate()
+        process.join(5)
+        codes.append(process.exitcode)
+        process.kill()
+    return codes
+
+
 def square(number: int) -> int:
     return number * number
 

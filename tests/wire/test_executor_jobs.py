@@ -1,6 +1,7 @@
 """What an executor says of a job, from its request to its end."""
 
 import json
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -402,6 +403,14 @@ async def test_handlers_may_use_multiprocessing(
     scheduler: ScriptedScheduler, session: Session, token: int, kind: str, method: str
 ) -> None:
     assert await run(scheduler, session, token, kind, method) == [1, 4, 9]
+
+
+@pytest.mark.parametrize("kind", ["demo.terminated_at_once", "demo.terminated_at_once_blocking"])
+async def test_what_a_handler_forks_can_be_ended_from_its_first_moment(
+    scheduler: ScriptedScheduler, session: Session, token: int, kind: str
+) -> None:
+    codes = await run(scheduler, session, token, kind, 30)
+    assert codes == [-signal.SIGTERM] * 30
 
 
 async def test_a_blocking_handler_that_waits_for_an_answer_can_be_cancelled(

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 
 from rara_executor import async_runner, blocking_runner, registry
@@ -19,7 +20,7 @@ from rara_executor.runner_protocol import Assume, Decoder, Message, Ready, Setup
 def main(argv: list[str]) -> int:
     descriptor, parent = int(argv[0]), int(argv[1])
     die_with_parent(parent)
-    os.register_at_fork(after_in_child=_be_an_ordinary_process)
+    _let_forks_be_ordinary_processes()
     os.set_inheritable(descriptor, False)  # what a handler starts must not hold the link open
     link = socket.socket(fileno=descriptor)
     decoder = Decoder()
@@ -42,11 +43,27 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _be_an_ordinary_process() -> None:
-    """In what a handler forks: a runner passes over stop signals, but multiprocessing ends its workers by one."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def _let_forks_be_ordinary_processes() -> None:
+    """For what a handler forks: a runner passes over stop signals, but multiprocessing ends its workers by one.
+
+    One that comes before the child is that far must wait, not be passed over.
+    """
+    stops = (signal.SIGTERM, signal.SIGINT)
+    before = threading.local()
+
+    def hold() -> None:
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+
+    def let_go() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def be_ordinary() -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        let_go()
+
+    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=be_ordinary)
 
 
 def _prepare(setup: Setup) -> tuple[Handlers | None, str]:
