@@ -268,6 +268,7 @@ def _cleaned(result: Any) -> tuple[Any, list[Any]]:
     return outputs["clean"], [{key: artifact.get(key) for key in kept} for artifact in made]
 
 
+@pytest.mark.soak
 async def test_the_demo_reads_a_folder_of_a_thousand_files(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     expected = write_library_heads(folder, 1_200)
