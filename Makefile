@@ -21,9 +21,9 @@ demo-crash: setup ## the same on more text, while executor and scheduler are kil
 up: setup ## database, scheduler and executor in this terminal, until Ctrl-C
 	@$(RUN)/rara dev up
 
-# Files are dealt to so many processes, in their order: the short ones come last. Tests wait more than they compute: four
+# Files are dealt to so many processes, in their order: the short ones come last. Tests wait more than they compute: five
 # suit two cores.
-WORKERS := 4
+WORKERS := 5
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.dev ## all tests but the long ones; ARGS="..." goes to pytest
