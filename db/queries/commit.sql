@@ -258,6 +258,95 @@ with event as (
 select (select count(*) from run)::int as runs, (select count(*) from ended)::int as ended,
        (select count(*) from going_on)::int as going_on;
 
+-- name: go_on_as_known
+-- All that is written of one lease that goes on, decided by what was known of its run at revision $2 (ADR 0026). The
+-- run, the lease and the events are written one after the other, each only where the one before was: nothing, if the run
+-- has moved. A lease that was renewed or asked to end since is written on top of either, as by apply_batch.
+--   run     $1 id, $2 revision, $3 state
+--   lease   $4 step, $5 token, $6 whether it is taken up now, $7 for how many seconds then, $8 whether its handler starts
+--           now, $9 and $10 attempt and progress timeout in seconds, $11 last sequence, $12 gaps, $13 whether it moved
+--   events  $14 day of the grant, $15 attempt, $16 sequences, $17 types, $18 bodies
+--   server  $19 when it was started that all this was known of
+with run as (
+    update rara.workflow_run
+       set state = $3::text, revision = $2::bigint + 1,
+           started_at = case when $6::bool then coalesce(started_at, now()) else started_at end
+     where workflow_run_id = $1::uuid and revision = $2::bigint
+       and exists (select from rara.lease where step_run_id = $4::uuid and lease_token = $5::bigint)
+       and pg_postmaster_start_time() = $19::timestamptz
+    returning workflow_run_id
+), lease as (
+    update rara.lease
+       set accepted_at = case when $6::bool then coalesce(accepted_at, now()) else accepted_at end,
+           expires_at = case when $6::bool and accepted_at is null
+                             then greatest(expires_at, now() + make_interval(secs => $7::float8))
+                             else expires_at end,
+           started_at = case when $8::bool then coalesce(started_at, now()) else started_at end,
+           attempt_deadline = case when $8::bool and started_at is null and $9::float8 is not null
+                                   then now() + make_interval(secs => $9::float8)
+                                   else attempt_deadline end,
+           progress_timeout = case when $8::bool and started_at is null and $10::float8 is not null
+                                   then make_interval(secs => $10::float8)
+                                   else progress_timeout end,
+           progress_at = case when $13::bool then now() else progress_at end,
+           last_sequence = $11::bigint,
+           gaps = $12::int,
+           revision = $2::bigint + 1
+     where step_run_id = $4::uuid and lease_token = $5::bigint and exists (select from run)
+    returning step_run_id
+), event as (
+    insert into rara.step_event (granted_on, step_run_id, attempt, sequence, type, body)
+    select $14::date, l.step_run_id, $15::int, e.sequence, e.type, e.body
+      from lease l, unnest($16::bigint[], $17::text[], $18::bytea[]) as e (sequence, type, body)
+)
+-- A run without its lease: an error, which undoes it.
+select (select count(*) from run)::int as runs, pg_postmaster_start_time() as server,
+       (case when (select count(*) from lease) = (select count(*) from run) then '1'
+             else 'a lease has changed meanwhile: it is read, and decided on anew'
+        end)::int as is_whole;
+
+-- name: succeed_as_known
+-- The same of one lease that ends well, with nothing else to record or to make ready. Not where it was asked to end.
+--   run     $1 id, $2 revision, $3 state, $4 steps that have succeeded
+--   lease   $5 step, $6 token, $7 whether it is taken up now, $8 whether its handler starts now, $9 last sequence,
+--           $10 gaps, $11 failures, $12 whether the attempt is spent, $13 output
+--   events  $14 day of the grant, $15 attempt, $16 sequences, $17 types, $18 bodies
+--   server  $19 when it was started that all this was known of
+with run as (
+    update rara.workflow_run
+       set state = $3::text, revision = $2::bigint + 1, steps_succeeded = $4::int,
+           started_at = case when $7::bool then coalesce(started_at, now()) else started_at end,
+           ended_at = case when $3::text in ('succeeded', 'failed', 'cancelled') then now() end
+     where workflow_run_id = $1::uuid and revision = $2::bigint
+       and exists (select from rara.lease
+                    where step_run_id = $5::uuid and lease_token = $6::bigint and cancel_requested_at is null)
+       and pg_postmaster_start_time() = $19::timestamptz
+    returning workflow_run_id
+), ended as (
+    delete from rara.lease
+     where step_run_id = $5::uuid and lease_token = $6::bigint and cancel_requested_at is null
+       and exists (select from run)
+    returning *
+), closed as (
+    insert into rara.result (step_run_id, workflow_run_id, state, reason, revision, attempt, failures, lease_token,
+                             executor_id, granted_at, granted_on, accepted_at, started_at, last_sequence, gaps,
+                             spent, released_at, deadline, output, ended_at, kind_version)
+    select step_run_id, workflow_run_id, 'succeeded', '', $2::bigint + 1, attempt, $11::int, lease_token,
+           executor_id, granted_at, granted_on,
+           case when $7::bool then coalesce(accepted_at, now()) else accepted_at end,
+           case when $8::bool then coalesce(started_at, now()) else started_at end,
+           $9::bigint, $10::int, $12::bool, released_at, deadline, $13::bytea, now(), kind_version
+      from ended
+), event as (
+    insert into rara.step_event (granted_on, step_run_id, attempt, sequence, type, body)
+    select $14::date, l.step_run_id, $15::int, e.sequence, e.type, e.body
+      from ended l, unnest($16::bigint[], $17::text[], $18::bytea[]) as e (sequence, type, body)
+)
+select (select count(*) from run)::int as runs, pg_postmaster_start_time() as server,
+       (case when (select count(*) from ended) = (select count(*) from run) then '1'
+             else 'a lease has changed meanwhile: it is read, and decided on anew'
+        end)::int as is_whole;
+
 -- name: record_effects
 -- What once() did; the first of a name stays.
 insert into rara.effect (idempotency_key, name, result, step_run_id, attempt, lease_token)

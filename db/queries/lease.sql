@@ -39,7 +39,8 @@ with candidate as materialized (
       from granted
 )
 select g.step_run_id::text, g.workflow_run_id::text, g.route_id, g.lease_token, g.attempt + 1 as attempt, g.failures,
-       g.executor_id::text, least(g.deadline, w.deadline) as deadline,
+       g.free_endings, g.executor_id::text, (now() at time zone 'UTC')::date as granted_on,
+       least(g.deadline, w.deadline) as deadline,
        extract(epoch from least(g.deadline, w.deadline) - now())::float8 as time_remaining_s,
        g.available_at, s.step_name, s.idempotency_key, s.retry_of_step_run_id is not null as carries_over,
        w.definition, w.definition_version, w.input, w.traceparent, w.tracestate,

@@ -133,8 +133,8 @@ async def step_in(world: StoreWorld, state: StepState) -> Subject:
     assert row is not None
     step_run_id = row["step_run_id"]
     nobody = Grant(
-        step_run_id, run_id, row["route_id"], 2**40, 1, 0, new_id(), None, None, BEFORE_ALL[0], "a", "", False, "", 1,
-        None, "", "",
+        step_run_id, run_id, row["route_id"], 2**40, 1, 0, 0, new_id(), BEFORE_ALL[0].date(), None, None,
+        BEFORE_ALL[0], "a", "", False, "", 1, None, "", "",
     )  # fmt: skip
     subject = Subject(world, run_id, step_run_id, nobody)
     if state is StepState.PENDING:
@@ -349,8 +349,8 @@ async def settle(world: StoreWorld, run_id: str) -> None:
         for row in held:
             nobody: Any = None
             grant = Grant(
-                row["step_run_id"], run_id, 0, row["lease_token"], 0, 0, "", None, None, nobody, "", "", False, "", 0,
-                None, "", "",
+                row["step_run_id"], run_id, 0, row["lease_token"], 0, 0, 0, "", nobody, None, None, nobody, "", "",
+                False, "", 0, None, "", "",
             )  # fmt: skip
             await world.say(grant, ending("LEASE_EXPIRED"))
     await assert_closed_once(world.raw, [run_id])

@@ -1,10 +1,12 @@
-"""Commits read leases without locks: whoever changes one meanwhile comes either before the commit or after it."""
+"""Commits read leases without locks, or remember them: whoever changes one meanwhile comes either before the commit or
+after it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import asyncpg
 import pytest
@@ -18,7 +20,14 @@ from support.store_world import StoreWorld, accepted, ending, failed, reports, r
 
 LONG_S = 1000.0
 STATEMENTS = 10  # more than any of these commits has; at the last ones it is over
-
+RETRIED: dict[str, Any] = {"retry": {"max_attempts": 5}}
+DEFINITIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "alone": {"a": RETRIED},
+    "in front": {"a": RETRIED, "b": {"depends_on": ["a"]}},
+}
+# Who remembers a step that stands alone ends it by one statement; one in front of others is read at its end, and by who
+# does not remember it always.
+WAYS = [("alone", True), ("in front", True), ("in front", False)]
 ENDS: dict[str, Callable[[], tuple[Item, ...]]] = {
     "goes on": lambda: (running(),),
     "succeeded": lambda: (running(), succeeded(3)),
@@ -42,6 +51,13 @@ class Standing:
 async def world(database_url: str) -> AsyncIterator[StoreWorld]:
     async with AsyncExitStack() as stack:
         yield await stack.enter_async_context(store_world(database_url, SteppedDatabase))
+
+
+@pytest_asyncio.fixture
+async def elsewhere(database_url: str) -> AsyncIterator[StoreWorld]:
+    """Another scheduler, which remembers nothing of what the first has done."""
+    async with store_world(database_url, SteppedDatabase) as world:
+        yield world
 
 
 @pytest_asyncio.fixture
@@ -117,12 +133,20 @@ async def committed(
     told.append(await world.commits.commit(batch, **more))
 
 
+@pytest.mark.parametrize(("definition", "remembers"), WAYS)
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_lease_that_changes_beside_its_commit_changed_before_or_after_it(
-    world: StoreWorld, other: "asyncpg.Connection[asyncpg.Record]", writer: str, end: str
+    world: StoreWorld,
+    elsewhere: StoreWorld,
+    other: "asyncpg.Connection[asyncpg.Record]",
+    writer: str,
+    end: str,
+    definition: str,
+    *,
+    remembers: bool,
 ) -> None:
-    await world.define("one", {"a": {"retry": {"max_attempts": 5}}, "b": {"depends_on": ["a"]}})
+    await world.define("one", DEFINITIONS[definition])
     serial = {asked: await expected(world, end, asked_first=asked) for asked in (False, True)}
     seen = set()
     for at, waits in product(range(STATEMENTS), (False, True)):
@@ -133,7 +157,7 @@ async def test_a_lease_that_changes_beside_its_commit_changed_before_or_after_it
         ]
         acts = Interleaver(world.raw)
         told: list[BatchResult] = []
-        await acts.begin("commit", committed(world, batch, told))
+        await acts.begin("commit", committed(world if remembers else elsewhere, batch, told))
         for _ in range(at):
             for act in acts.ready():
                 await acts.step(act)
@@ -177,12 +201,13 @@ async def test_a_lease_that_changes_beside_its_commit_changed_before_or_after_it
     assert {changed for changed, _ in seen} == {False, True} or end == "goes on"
 
 
+@pytest.mark.parametrize("definition", DEFINITIONS)
 @pytest.mark.parametrize("end", ENDS)
 async def test_who_waits_for_the_run_decides_by_what_the_one_before_has_made_of_the_lease(
-    world: StoreWorld, end: str
+    world: StoreWorld, elsewhere: StoreWorld, end: str, definition: str
 ) -> None:
     """An executor that says everything again through another scheduler: each event is stored once."""
-    await world.define("one", {"a": {"retry": {"max_attempts": 5}}, "b": {"depends_on": ["a"]}})
+    await world.define("one", DEFINITIONS[definition])
     serial = await expected(world, end, asked_first=False)
     have_waited = 0
     for at in range(STATEMENTS):
@@ -192,7 +217,7 @@ async def test_who_waits_for_the_run_decides_by_what_the_one_before_has_made_of_
         batch = [reports(grant, *ENDS[end](), executor_id=grant.executor_id)]
         acts = Interleaver(world.raw)
         told: list[BatchResult] = []
-        await acts.begin("one", committed(world, batch, told))
+        await acts.begin("one", committed(elsewhere, batch, told))
         for _ in range(at):
             for act in acts.ready():
                 await acts.step(act)
@@ -216,13 +241,14 @@ async def test_who_waits_for_the_run_decides_by_what_the_one_before_has_made_of_
 
 
 async def test_renewals_do_not_wait_for_a_commit_that_has_only_read(
-    world: StoreWorld, other: "asyncpg.Connection[asyncpg.Record]"
+    world: StoreWorld, elsewhere: StoreWorld, other: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
-    await world.define("one", {"a": {}})
+    await world.define("one", DEFINITIONS["in front"])
+    await elsewhere.definitions.load("one", 0)
     (grant,) = await begun(world)
     acts = Interleaver(world.raw)
     batch = [reports(grant, running(), succeeded(3), executor_id=grant.executor_id)]
-    await acts.begin("commit", committed(world, batch, []))
+    await acts.begin("commit", committed(elsewhere, batch, []))
     await acts.step(acts.ready()[0])
     assert await renew(other, grant)
     await acts.finish()

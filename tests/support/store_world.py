@@ -29,6 +29,7 @@ from rara_scheduler.store.cancel import CancelResult, CancelStore
 from rara_scheduler.store.commit import BatchResult, CommitStore, LeaseReports
 from rara_scheduler.store.database import Database, LockTimeout
 from rara_scheduler.store.definitions import DefinitionStore
+from rara_scheduler.store.known_runs import KnownRuns
 from rara_scheduler.store.leases import Grant, LeaseStore
 from rara_scheduler.store.sessions import SessionStore
 from rara_scheduler.store.start import RunStarter
@@ -97,6 +98,7 @@ class StoreWorld:
     cancels: CancelStore
     sweeps: SweepStore
     sessions: SessionStore
+    known: KnownRuns
 
     async def define(
         self,
@@ -235,13 +237,15 @@ async def store_world(
     await database.open()
     raw = await asyncpg.connect(url)
     definitions = DefinitionStore(database, RetryPolicy())
+    known = KnownRuns()
+    known.told_by(await raw.fetchval("select pg_postmaster_start_time()"))  # else the first commit would ask
     try:
         yield StoreWorld(
             database=database,
             raw=raw,
             definitions=definitions,
-            starter=RunStarter(database, definitions, on_ready=lambda: None),
-            leases=LeaseStore(database, lease_s=LEASE_S, heartbeat_s=5.0),
+            starter=RunStarter(database, definitions, on_ready=lambda: None, known=known),
+            leases=LeaseStore(database, lease_s=LEASE_S, heartbeat_s=5.0, known=known),
             commits=CommitStore(
                 database,
                 definitions,
@@ -249,10 +253,12 @@ async def store_world(
                 accept_timeout_s=ACCEPT_S,
                 cancel_grace_s=GRACE_S,
                 jitter=lambda: 0.5,
+                known=known,
             ),
             cancels=CancelStore(database, definitions, cancel_grace_s=GRACE_S),
             sweeps=SweepStore(database, scheduler_id=NIL, accept_timeout_s=ACCEPT_S, silence_s=15.0),
             sessions=SessionStore(database),
+            known=known,
         )
     finally:
         async with asyncio.timeout(10):

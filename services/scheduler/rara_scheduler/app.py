@@ -57,6 +57,7 @@ from rara_scheduler.store.database import Conflict, Database, StoreUnavailable, 
 from rara_scheduler.store.definitions import DefinitionStore
 from rara_scheduler.store.explain import Explainer
 from rara_scheduler.store.history import HistoryStore
+from rara_scheduler.store.known_runs import KnownRuns
 from rara_scheduler.store.leases import LeaseStore
 from rara_scheduler.store.lineage import LineageReads
 from rara_scheduler.store.migrate import migrate, status
@@ -144,7 +145,8 @@ class Scheduler:
         self._pause_loop = PauseLoop(
             pause_store, self._pauses, every_s=s.sweep_s, wake_dispatch=self._look_from_front
         )
-        leases = LeaseStore(self._database, lease_s=s.lease_s, heartbeat_s=s.heartbeat_s)
+        known_runs = KnownRuns()
+        leases = LeaseStore(self._database, lease_s=s.lease_s, heartbeat_s=s.heartbeat_s, known=known_runs)
         session_store = SessionStore(self._database)
         cancels = CancelStore(self._database, definitions, cancel_grace_s=s.cancel_grace_s)
         self._notify = NotifyLoop(s.database_url, hint=self._hinted, connect_timeout_s=s.acquire_timeout_s)
@@ -167,6 +169,7 @@ class Scheduler:
                 lease_s=s.lease_s,
                 accept_timeout_s=s.accept_timeout_s,
                 cancel_grace_s=s.cancel_grace_s,
+                known=known_runs,
             ),
             aftermath,
             batch=s.commit_batch,
@@ -277,6 +280,7 @@ class Scheduler:
                 definitions,
                 on_ready=self._dispatch.work_submitted,
                 on_started=self._hub.started,
+                known=known_runs,
                 max_inline_bytes=s.max_inline_bytes,
             ),
             retrier=retrier,

@@ -10,8 +10,8 @@ from rara_scheduler.domain.errors import Code, StepError
 from rara_scheduler.domain.retry import Ending, RetryPolicy, judge
 from rara_scheduler.domain.step import StepEvent, StepState, transition
 
-# Classes of which each step makes some are not frozen, though nobody changes them: to set each field of a frozen one
-# takes three times as long.
+# Classes of which each step makes some are not frozen, though hardly anybody changes them: to set each field of a
+# frozen one takes three times as long.
 
 MAX_MISSING = 1000  # numbers named in one acknowledgement
 MAX_JUMP = 200_000  # numbers that one event may skip: twice the largest event_window
@@ -111,9 +111,9 @@ class CancelReceipt:
 Item: TypeAlias = Report | AttemptEnding | CancelReceipt
 
 
-@dataclass(slots=True, unsafe_hash=True)  # nobody changes it; frozen, making one takes three times as long
+@dataclass(slots=True, unsafe_hash=True)  # the protocol model keeps its states in sets
 class LeaseFacts:
-    """A lease row, under its run's lock. cancel_reason: the run's, else the lease's own; None: nobody asked."""
+    """A lease row, as it stays while its run does. cancel_reason: the run's or the lease's own; None: nobody asked."""
 
     step_run_id: str
     workflow_run_id: str

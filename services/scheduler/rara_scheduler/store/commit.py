@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import structlog
 from rara_scheduler.domain.attempt import (
     AttemptEnding,
     Decision,
+    EventType,
     Guard,
     Item,
     LeaseFacts,
@@ -21,12 +22,13 @@ from rara_scheduler.domain.attempt import (
     decide,
     overrule_retry,
 )
-from rara_scheduler.domain.definition import StepSpec
+from rara_scheduler.domain.definition import DefinitionSpec, StepSpec
 from rara_scheduler.domain.errors import Code, StepError
 from rara_scheduler.domain.retry import RetryPolicy
 from rara_scheduler.domain.step import IllegalTransition, StepState
 from rara_scheduler.store.database import Conflict, Connection, Database, DataRefused, Lane
 from rara_scheduler.store.inputs import load_input_artifacts
+from rara_scheduler.store.known_runs import MAX_TOGETHER, KnownRuns
 from rara_scheduler.store.queries import query
 from rara_scheduler.store.run_ledger import (
     CancelOrder,
@@ -36,6 +38,7 @@ from rara_scheduler.store.run_ledger import (
     RunLedger,
     Specs,
     SpecsAtHand,
+    SpecsMissing,
     ended,
     locked_run,
 )
@@ -127,7 +130,7 @@ def error_json(error: StepError | None) -> str | None:
 class CommitStore:
     """Commits batches of reports.
 
-    jitter: draws from [0, 1), for the backoff.
+    jitter: draws from [0, 1), for the backoff. known: is told of what is committed, and asked before it is read.
     """
 
     def __init__(
@@ -139,9 +142,11 @@ class CommitStore:
         accept_timeout_s: float,
         cancel_grace_s: float,
         jitter: Callable[[], float] = random.random,
+        known: KnownRuns | None = None,
     ) -> None:
         self._database = database
         self._specs = specs
+        self._known_runs = KnownRuns() if known is None else known
         self._lease_s = lease_s
         self._accept_timeout_s = accept_timeout_s
         self._cancel_grace_s = cancel_grace_s
@@ -195,8 +200,16 @@ class CommitStore:
         locks = skip_locked or any(_asks_for_time(item) for reports in batch for item in reports.items)
 
         async def once() -> BatchResult:
+            epoch = self._known_runs.epoch
             async with self._database.transaction(Lane.ENGINE) as connection:
-                return await self._commit(connection, batch, at_hand, locks=locks, skip_locked=skip_locked)
+                result, runs = await self._commit(
+                    connection, batch, at_hand, locks=locks, skip_locked=skip_locked
+                )
+            if len(batch) <= MAX_TOGETHER:
+                self._known_runs.committed(runs, result.decisions.values(), epoch)
+            else:
+                self._known_runs.forget(run.workflow_run_id for run in runs)
+            return result
 
         async def surely() -> BatchResult:
             nonlocal locks
@@ -206,6 +219,8 @@ class CommitStore:
                 locks = True
                 return await at_hand.work(once)
 
+        if len(batch) == 1 and not locks and (result := await self._commit_as_known(batch[0], at_hand)):
+            return result
         for turn in range(_CONFLICT_RETRIES):
             try:
                 return await surely()
@@ -223,7 +238,8 @@ class CommitStore:
         *,
         locks: bool,
         skip_locked: bool,
-    ) -> BatchResult:
+    ) -> tuple[BatchResult, Collection[LockedRun]]:
+        """What was committed, and the runs, all of them locked."""
         runs, rows = await self._lock(connection, batch, locks=locks, skip_locked=skip_locked)
         leases: dict[str, LeaseFacts] = {}
         asked: dict[int, bool] | None = None if locks else {}
@@ -281,7 +297,57 @@ class CommitStore:
         changed = [decision for decision in result.decisions.values() if decision.changed]
         if changed:
             await self._write(connection, ledger, changed, specs, asked, result)
-        return result
+        return result, runs.values()
+
+    async def _commit_as_known(self, reports: LeaseReports, at_hand: SpecsAtHand) -> BatchResult | None:
+        """Commit by one statement what is decided by what is known of the run, if it still is so.
+
+        None: nothing is stored, and the rows have to be asked.
+        """
+        epoch = self._known_runs.epoch
+        known = self._known_runs.of(reports.workflow_run_id, reports.step_run_id, reports.lease_token)
+        if known is None:
+            return None
+        run, lease = known
+        try:
+            ledger = RunLedger({run.workflow_run_id: run}, at_hand.of([run]), self._cancel_grace_s)
+        except SpecsMissing:
+            return None
+        definition = ledger.spec(run)
+        step = definition.steps.get(lease.step_name) if definition else None
+        if definition is None or step is None or not _goes_well(reports, lease, step, definition):
+            return None
+        try:
+            decision = decide(lease, reports.items, step.retry, known=frozenset(), blobs={}, jitter=0.0)
+            if decision.refused or not decision.changed:
+                return None
+            ledger.start(run.workflow_run_id)
+            if decision.closing is not None:
+                ledger.count(_closed_steps([decision]))
+            runs = ledger.settle()
+        except IllegalTransition:  # the rows may say something else
+            return None
+        decision.kind = step.kind
+        try:
+            async with self._database.connection(Lane.ENGINE) as connection:
+                row = await connection.fetchrow(
+                    query("go_on_as_known" if decision.closing is None else "succeed_as_known"),
+                    *_known_columns(run, decision, step, self._lease_s),
+                    self._known_runs.server,
+                )
+        except (DataRefused, Conflict):  # the other way finds out what it was
+            return None
+        assert row is not None  # noqa: S101 - a select without from
+        if not row["runs"]:
+            self._known_runs.contested(run.workflow_run_id, run.revision)
+            self._known_runs.told_by(row["server"])
+            return None
+        self._known_runs.committed(runs, [decision], epoch)
+        return BatchResult(
+            decisions={lease.lease_token: decision},
+            ended_runs=ended(runs),
+            changed_runs={run.workflow_run_id},
+        )
 
     async def _lock(
         self, connection: Connection, batch: Sequence[LeaseReports], *, locks: bool, skip_locked: bool
@@ -510,6 +576,28 @@ def _asks_for_time(item: Item) -> bool:
     return isinstance(item, AttemptEnding) and item.guard is Guard.EXPIRED
 
 
+_GOES_WELL = frozenset({EventType.ACCEPTED, EventType.RUNNING, EventType.PROGRESS, EventType.SUCCEEDED})
+
+
+def _goes_well(reports: LeaseReports, lease: LeaseFacts, step: StepSpec, definition: DefinitionSpec) -> bool:
+    """Whether the owner reports only what needs no other rows: nothing that may be stored already, is recorded by
+    itself, ends other steps or makes them ready. And little enough for one statement."""
+    if reports.executor_id != lease.executor_id or len(reports.items) >= _COPIED:
+        return False
+    for item in reports.items:
+        if not isinstance(item, Report) or item.type not in _GOES_WELL:
+            return False
+        if item.sequence <= lease.last_sequence or item.artifacts or item.checkpoint or item.effect:
+            return False
+        if item.type is EventType.SUCCEEDED and (
+            definition.dependants(lease.step_name)
+            or step.input_artifacts
+            or (item.outcome is not None and item.outcome.consumed)
+        ):
+            return False
+    return True
+
+
 def _left_alone(reports: LeaseReports, error: Exception) -> BatchResult:
     log.error(
         "commit.inconsistent",
@@ -679,6 +767,43 @@ def _batch_columns(
         *_padded(run_rows, 9),
         ended_asked,
     ]
+
+
+def _known_columns(run: LockedRun, decision: Decision, step: StepSpec, lease_s: float) -> tuple[object, ...]:
+    """All parameters but the last of `go_on_as_known`, or of `succeed_as_known` for what ends."""
+    lease, closing = decision.lease, decision.closing
+    of_run = (run.workflow_run_id, run.revision, run.state.value)
+    events = sorted((report.sequence, report.type, report.body) for report in decision.stored)
+    of_events = (lease.granted_on, lease.attempt, *_transposed(events))
+    if closing is None:
+        return (
+            *of_run,
+            lease.step_run_id,
+            lease.lease_token,
+            decision.accept,
+            lease_s,
+            decision.start,
+            step.attempt_timeout_s,
+            step.progress_timeout_s,
+            decision.last_sequence,
+            decision.gaps,
+            decision.moved,
+            *of_events,
+        )
+    return (
+        *of_run,
+        run.succeeded,
+        lease.step_run_id,
+        lease.lease_token,
+        decision.accept,
+        decision.start,
+        decision.last_sequence,
+        decision.gaps,
+        closing.failures,
+        closing.spent,
+        closing.outcome.output if closing.outcome else None,
+        *of_events,
+    )
 
 
 def _padded(rows: Sequence[tuple[object, ...]], width: int) -> list[Sequence[object]]:

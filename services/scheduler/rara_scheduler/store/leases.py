@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from uuid import UUID
 
 import asyncpg
 
-from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint
+from rara_scheduler.domain.attempt import ArtifactFacts, Checkpoint, LeaseFacts
 from rara_scheduler.domain.definition import StepSpec
 from rara_scheduler.store.database import Connection, Database, Lane
 from rara_scheduler.store.inputs import ArtifactNotThere, load_input_artifacts
+from rara_scheduler.store.known_runs import KnownRuns
 from rara_scheduler.store.pauses import hold
 from rara_scheduler.store.queries import query
 
@@ -41,7 +42,9 @@ class Grant:
     lease_token: int
     attempt: int
     failures: int
+    free_endings: int
     executor_id: str
+    granted_on: date
     deadline: datetime | None
     time_remaining_s: float | None
     available_at: datetime
@@ -54,6 +57,28 @@ class Grant:
     traceparent: str
     tracestate: str
     waited_s: float = 0.0  # from available_at to the grant, by the database's clock
+
+    def facts(self) -> LeaseFacts:
+        """The lease's row as it was granted."""
+        return LeaseFacts(
+            step_run_id=self.step_run_id,
+            workflow_run_id=self.workflow_run_id,
+            lease_token=self.lease_token,
+            attempt=self.attempt,
+            failures=self.failures,
+            free_endings=self.free_endings,
+            executor_id=self.executor_id,
+            granted_on=self.granted_on,
+            accepted=False,
+            started=False,
+            last_sequence=0,
+            gaps=0,
+            cancel_reason=None,
+            expired=False,
+            accept_overdue=False,
+            step_name=self.step_name,
+            idempotency_key=self.idempotency_key,
+        )
 
 
 @dataclass(slots=True)
@@ -92,10 +117,15 @@ class Renewal:
 
 
 class LeaseStore:
-    def __init__(self, database: Database, *, lease_s: float, heartbeat_s: float) -> None:
+    """known: is told of what is granted."""
+
+    def __init__(
+        self, database: Database, *, lease_s: float, heartbeat_s: float, known: KnownRuns | None = None
+    ) -> None:
         self._database = database
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
+        self._known = KnownRuns() if known is None else known
 
     async def grant(
         self,
@@ -111,6 +141,7 @@ class LeaseStore:
         are paused. Raises HeldInFront where it is worth to look again for others' steps, HeldElsewhere where it
         is not yet.
         """
+        epoch = self._known.epoch
         arguments = (
             [route_id for route_id, _, _, _ in routes],
             [most for _, most, _, _ in routes],
@@ -126,7 +157,10 @@ class LeaseStore:
         else:
             async with self._database.connection(Lane.ENGINE) as connection:
                 rows = await connection.fetch(query("grant_leases"), *arguments)
-        return [Grant(*row) for row in rows]  # its columns are the fields, in their order
+        grants = [Grant(*row) for row in rows]  # its columns are the fields, in their order
+        known = (grant.facts() for grant in grants if self._known.has(grant.workflow_run_id))
+        self._known.granted(known, epoch)
+        return grants
 
     async def _grant_around(
         self, arguments: Sequence[object], cursors: Mapping[int, Cursor], barred: frozenset[str]

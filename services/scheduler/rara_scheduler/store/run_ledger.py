@@ -171,6 +171,11 @@ class RunLedger:
     def touch(self, workflow_run_id: str) -> None:
         self.runs[workflow_run_id].touched = True
 
+    def count(self, closed: Iterable[ClosedStep]) -> None:
+        """Count steps that close, and nothing else: enough where they have succeeded."""
+        for step in closed:
+            self._count(step.workflow_run_id, step)
+
     async def close(
         self,
         connection: Connection,
@@ -182,9 +187,9 @@ class RunLedger:
 
         ending_step_ids: steps whose leases end in this transaction by other means: they are not asked to stop.
         """
+        self.count(closed)
         failing: dict[str, list[ClosedStep]] = {}
         for step in closed:
-            self._count(step.workflow_run_id, step)
             if step.state != "succeeded":
                 failing.setdefault(step.workflow_run_id, []).append(step)
         whole: list[tuple[str, str]] = []

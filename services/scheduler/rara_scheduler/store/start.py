@@ -27,7 +27,9 @@ from rara_scheduler.domain.step import StepState
 from rara_scheduler.domain.views import PayloadView, RunView
 from rara_scheduler.store.database import Conflict, Connection, Database
 from rara_scheduler.store.definitions import DefinitionStore, Registered
+from rara_scheduler.store.known_runs import MAX_TOGETHER, KnownRuns
 from rara_scheduler.store.queries import query
+from rara_scheduler.store.run_ledger import LockedRun
 from rara_scheduler.store.step_rows import StepColumns, new_id
 
 _TRIES: Final = 3
@@ -94,6 +96,24 @@ class _Start:
     def stored_artifacts(self) -> list[RunArtifact]:
         return [artifact for artifact in self.command.artifacts if artifact.inline is None]
 
+    def stored(self) -> LockedRun:
+        """The run's row as the start has written it."""
+        spec = self.registered.spec
+        return LockedRun(
+            workflow_run_id=self.run_id,
+            state=RunState.PENDING,
+            revision=1,
+            total=len(spec.steps),
+            succeeded=0,
+            failed=0,
+            cancelled=0,
+            on_failure=spec.on_failure,
+            cancel_reason=None,
+            definition=spec.definition,
+            definition_version=spec.version,
+            failed_step_run_id=None,
+        )
+
     def view(self, created_at: datetime, deadline: datetime | None) -> RunView:
         """The run, which has no artifacts, at the moment of its start."""
         command, spec = self.command, self.registered.spec
@@ -129,7 +149,7 @@ class Started:
 
 
 class RunStarter:
-    """Starts runs, and tells `on_started` and `on_ready` after each commit that started any."""
+    """Starts runs, and tells `known`, `on_started` and `on_ready` after each commit that started any."""
 
     def __init__(
         self,
@@ -138,10 +158,12 @@ class RunStarter:
         *,
         on_ready: Callable[[], None],
         on_started: Callable[[Iterable[str]], None] = lambda _: None,
+        known: KnownRuns | None = None,
         max_inline_bytes: int = 16 * 1024,
     ) -> None:
         self._database = database
         self._definitions = definitions
+        self._known = KnownRuns() if known is None else known
         self._on_ready = on_ready
         self._on_started = on_started
         self._max_inline_bytes = max_inline_bytes
@@ -227,6 +249,8 @@ class RunStarter:
                     ) from None
                 continue
             if started:
+                if len(starts) <= MAX_TOGETHER:
+                    self._known.started(each.stored() for each in starts if each.run_id in started)
                 self._on_started(started)
                 self._on_ready()
                 await asyncio.sleep(0)  # leasing asks the database while the answer is made
