@@ -93,6 +93,11 @@ class HeldJob:
             self._artifacts = JobArtifacts(self.store, self.request, Path(self.scratch))
         return self._artifacts
 
+    def checkpoint_stored(self, sequence: int) -> None:
+        """A report is stored: its own checkpoint, or an older one that was merged into it, is not asked for again."""
+        if self._artifacts is not None:
+            self._artifacts.checkpoint_stored(sequence)
+
     def outputs(self) -> tuple[list[common_pb2.Artifact], list[common_pb2.Digest]]:
         """The manifest, and the inputs that were opened."""
         if self._artifacts is None:

@@ -285,8 +285,8 @@ class Supervisor:
             request = job.effects.pop(entry.sequence, None)
             if request is not None and job.runner is not None:
                 job.runner.send(Reply(job.token, request, "", "", ""))
-        elif entry.kind == "progress" and entry.event.progress.checkpoint_artifacts:
-            job.artifacts.checkpoint_stored(entry.sequence)
+        elif entry.kind == "progress":
+            job.checkpoint_stored(entry.sequence)
 
     def _begin_if_certain(self, job: HeldJob) -> None:
         if job.phase is not Phase.ACCEPTED or lease_now() >= job.clock.fence_at:

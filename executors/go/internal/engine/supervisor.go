@@ -142,7 +142,7 @@ func (s *Supervisor) acknowledged(ack *rarav1.EventAck) {
 			}
 			s.beginIfCertain(job)
 		}
-		if len(entry.Event.GetProgress().GetCheckpointArtifacts()) > 0 {
+		if entry.Event.GetProgress() != nil {
 			job.artifacts.checkpointStored(entry.Sequence())
 		}
 		if stored := job.stored[entry.Sequence()]; stored != nil {
