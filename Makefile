@@ -21,6 +21,9 @@ demo-crash: setup ## the same on more text, while executor and scheduler are kil
 up: setup ## database, scheduler and executor in this terminal, until Ctrl-C
 	@$(RUN)/rara dev up
 
+# The tests start a thousand processes: each module is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Files are dealt to so many processes, in their order: the short ones come last. Tests wait more than they compute: five
 # suit two cores.
 WORKERS := 5

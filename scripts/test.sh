@@ -4,7 +4,6 @@
 #     scripts/test.sh [PYTEST ARGUMENT...]
 set -u
 cd "$(dirname "$0")/.."
-unset PYTHONDONTWRITEBYTECODE # the tests start a thousand processes: each module is compiled once
 .venv/bin/python -m pytest "$@"
 status=$?
 
